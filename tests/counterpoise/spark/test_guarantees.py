@@ -1,102 +1,183 @@
-"""Each cell of the first table of docs/spark.md has a test in a real Spark, which is named here."""
+"""The first table of docs/spark.md is made here: each cell has a test in a real Spark.
+
+`REWRITE=1` writes it into the page.
+"""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-PAGE = (HERE.parents[2] / "docs" / "spark.md").read_text("utf-8")
-COLUMNS = ("a handoff", "a crash", "a resize")
+from tests.counterpoise.spark.test_versions import PLAYED, VERSIONS
 
-REFUSED = (
-    "driver/test_stateful.py::test_it_is_refused_before_anything_is_bound_and_allowed_by_name",
-) * 3
+HERE = Path(__file__).parent
+PAGE = HERE.parents[2] / "docs" / "spark.md"
+COLUMNS = ("operator", "sink", "a handoff", "a crash", "a resize", "played on PySpark")
+
+SITUATIONS = "test_situations.py::test_what_every_sink_has_in_every_situation"
+JOINED = (
+    "test_applications.py::test_a_second_application_joins_and_the_first_leaves_without_a_trace"
+)
 REPLAYED = (
     "test_warmup_applications.py::test_three_applications_start_and_leave_while_the_others_warm_up"
 )
-WARM = (
-    "test_warmup_applications.py::test_there_and_back_again_the_state_is_right",
-    "test_warmup_applications.py::test_learners_and_owners_come_go_and_die",
-)
 COUNTED = "aggregates/test_aggregate.py"
 RESIZED = f"{COUNTED}::test_resizes_in_both_directions_within_a_window"
-REMEMBERED = (
-    "aggregates/test_deduplication.py::test_ids_that_come_again_after_a_drain_a_crash_and_a_resize"
-)
 QUERIED = "processors/test_queries.py"
 PAIRS = f"{QUERIED}::test_pairs_in_a_drain_a_crash_and_a_resize"
-# By operator and sink, the beginnings of the first two cells: of each column a test.
-TESTS = {
-    ("row by row", "FencedSink"): (
-        "sink/test_kills.py::test_stuck_ones_that_wake_after_a_forced_handoff",
-        "sink/test_kills.py::test_killed_at_every_step_and_restarted_at_once",
+TWO_LOGS = f"{QUERIED}::test_pairs_of_two_logs_in_a_crash_and_a_resize"
+WINDOWS = f"{QUERIED}::test_windows_in_a_crash_and_resizes"
+IDS = f"{QUERIED}::test_ids_in_a_crash_and_a_resize"
+REFUSED = "driver/test_stateful.py::test_it_is_refused_before_anything_is_bound_and_allowed_by_name"
+ONCE, COMES_ALONG = "each message once", "the state comes along"
+BEGIN = "keys that move to another partition begin with empty state"
+MISSING = "open pairs of keys that move are missing"
+# By operator and sink: what there is in a handoff, a crash and a resize, and the tests of that.
+TABLE: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
+    (
+        "row by row: `select`, `where`, UDFs, a join with a table",
+        "[`FencedSink`](sink.md)",
+    ): (
+        (
+            f"{ONCE}, in order",
+            SITUATIONS,
+            "sink/test_kills.py::test_stuck_ones_that_wake_after_a_forced_handoff",
+        ),
+        (
+            f"{ONCE}, in order",
+            SITUATIONS,
+            "sink/test_kills.py::test_killed_at_every_step_and_restarted_at_once",
+        ),
         # The aggregate writes by FencedSink.
-        RESIZED,
+        (f"{ONCE}; in order with `ordered_resize`", SITUATIONS, RESIZED),
+    ),
+    ("row by row", "[`QueueSink`](writing.md#chains)"): (
+        (
+            ONCE,
+            SITUATIONS,
+            "writer/test_kills.py::test_superseded_amid_its_appends_and_awake_again",
+        ),
+        (ONCE, SITUATIONS, "writer/test_kills.py::test_killed_amid_its_appends"),
+        (ONCE, SITUATIONS),
     ),
     ("row by row", "others"): (
-        "test_applications.py::test_a_second_application_joins_and_the_first_leaves_without_a_trace",
-        "test_applications.py::test_killed_and_restarted_it_replays_the_batch_that_was_planned",
-        "test_ordered_resize.py::test_without_ordered_resizes_newer_messages_come_first",
+        (
+            ONCE,
+            SITUATIONS,
+            JOINED,
+        ),
+        (
+            "the micro-batch in flight may come twice",
+            SITUATIONS,
+            "test_applications.py::test_killed_and_restarted_it_replays_the_batch_that_was_planned",
+        ),
+        (
+            ONCE,
+            SITUATIONS,
+            "test_ordered_resize.py::test_without_ordered_resizes_newer_messages_come_first",
+        ),
     ),
-    ("windows and totals", "FencedAggregate"): (
-        f"{COUNTED}::test_a_backlog_goes_to_an_application_at_a_later_time",
-        "aggregates/test_kills.py::test_every_window_is_written_once_and_whole",
-        RESIZED,
+    ("windows and totals", "[`FencedAggregate`](aggregates.md)"): (
+        (
+            "exact",
+            SITUATIONS,
+            f"{COUNTED}::test_a_backlog_goes_to_an_application_at_a_later_time",
+        ),
+        (
+            "exact",
+            SITUATIONS,
+            "aggregates/test_kills.py::test_every_window_is_written_once_and_whole",
+        ),
+        ("exact", SITUATIONS, RESIZED),
     ),
-    ("each id once", "Deduplicate in a FencedSink"): (REMEMBERED,) * 3,
-    ("windows in Spark", "WindowAggregate, FencedSink"): (
-        f"{QUERIED}::test_a_window_is_written_once_and_whole",
-        *(f"{QUERIED}::test_windows_in_a_crash_and_resizes",) * 2,
+    ("each id once", "[`Deduplicate`](sink.md#each-id-once) in a `FencedSink`"): (
+        (("exact", SITUATIONS),) * 3
     ),
-    ("ids in Spark", "DuplicateFilter, FencedSink"): (
-        f"{QUERIED}::test_an_id_that_comes_again_after_a_drain",
-        *(f"{QUERIED}::test_ids_in_a_crash_and_a_resize",) * 2,
+    ("windows in Spark", "[`WindowAggregate`](processors.md), `FencedSink`"): (
+        ("exact", f"{QUERIED}::test_a_window_is_written_once_and_whole"),
+        ("exact", WINDOWS),
+        (
+            "an open window comes in parts; what is open in retired partitions is not written",
+            WINDOWS,
+        ),
     ),
-    ("pairs of one log", "JoinByKey, FencedSink"): (PAIRS,) * 3,
-    ("pairs of aligned logs", "JoinByKey, a table with a key"): (
-        f"{QUERIED}::test_pairs_of_two_logs_whose_first_message_came_before_a_drain",
-        *(f"{QUERIED}::test_pairs_of_two_logs_in_a_crash_and_a_resize",) * 2,
+    ("ids in Spark", "[`DuplicateFilter`](processors.md), `FencedSink`"): (
+        ("exact", f"{QUERIED}::test_an_id_that_comes_again_after_a_drain"),
+        ("exact", IDS),
+        ("an id passes again in another partition", IDS),
     ),
-    ("transformWithState with a TenuredProcessor", "any"): (
-        REPLAYED,
-        REPLAYED,
-        "state/test_resizes.py::test_of_a_processor",
+    ("pairs of one log", "[`JoinByKey`](processors.md#pairs), `FencedSink`"): (
+        ("exact", PAIRS),
+        ("exact", PAIRS),
+        (MISSING, PAIRS),
     ),
-    ("foreachBatch with a StatefulForeachBatch", "any"): (
-        *WARM,
-        "state/test_resizes.py::test_of_a_foreach_batch",
+    (
+        "pairs of aligned logs",
+        "[`JoinByKey`](aligned.md#a-join-in-spark), a table with a key",
+    ): (
+        ("exact", f"{QUERIED}::test_pairs_of_two_logs_whose_first_message_came_before_a_drain"),
+        ("exact", TWO_LOGS),
+        (MISSING, TWO_LOGS),
     ),
-    ("state that Spark keeps alone", "any"): REFUSED,
+    ("`transformWithState` with a [`TenuredProcessor`](warmup.md)", "any"): (
+        (COMES_ALONG, REPLAYED),
+        (COMES_ALONG, REPLAYED),
+        (BEGIN, "state/test_resizes.py::test_of_a_processor"),
+    ),
+    (
+        "`foreachBatch` with a [`StatefulForeachBatch`](warmup.md#snapshots-foreachbatch)",
+        "any",
+    ): (
+        (
+            COMES_ALONG,
+            "test_warmup_applications.py::test_there_and_back_again_the_state_is_right",
+        ),
+        (COMES_ALONG, "test_warmup_applications.py::test_learners_and_owners_come_go_and_die"),
+        (BEGIN, "state/test_resizes.py::test_of_a_foreach_batch"),
+    ),
+    (
+        "state that Spark keeps alone: `groupBy`, `dropDuplicates`, `limit`, a join of streams, …",
+        "any",
+    ): (
+        ("[does not start](#state-and-handoffs)", SITUATIONS, REFUSED),
+        ("does not start", SITUATIONS, REFUSED),
+        ("does not start", SITUATIONS, REFUSED),
+    ),
 }
 
 
-def rows() -> list[tuple[str, ...]]:
-    """The cells of the table, without the marks of links and code."""
-    table = re.search(r"^\| operator \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE, re.M)
-    assert table is not None
-    text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", table[0]).replace("`", "")
-    lines = [line for line in text.splitlines() if not line.startswith("|-")]
-    return [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
+def played_on(cells: tuple[tuple[str, ...], ...]) -> str:
+    """The versions of PySpark on which tests of all cells are played."""
+    played = {test.removeprefix("tests/counterpoise/spark/") for test in PLAYED}
+    newest = VERSIONS[-1]
+    return f"{VERSIONS[0]} to {newest}" if all(played & {*tests} for _, *tests in cells) else newest
+
+
+def table() -> str:
+    rows: list[tuple[str, ...]] = [COLUMNS, ("---",) * len(COLUMNS)]
+    for (operator, sink), cells in TABLE.items():
+        rows.append((operator, sink, *(answer for answer, *_ in cells), played_on(cells)))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows).replace(" --- ", "---")
 
 
 def test_the_page_begins_with_the_table() -> None:
-    assert PAGE.index("| operator |") < PAGE.index("\n## ")
-    head, *_ = rows()
-    assert head == ("operator", "sink", *COLUMNS)
+    page = PAGE.read_text("utf-8")
+    if os.environ.get("REWRITE"):
+        page = re.sub(
+            r"^\| operator \|.*\n(?:\|.*\n)+", lambda _: table(), page, count=1, flags=re.M
+        )
+        PAGE.write_text(page, "utf-8")
+    assert table() in page[: page.index("\n## ")]
 
 
-def test_every_row_has_its_tests() -> None:
-    _, *found = rows()
-    named = [(operator.partition(":")[0], sink) for operator, sink, *_ in found]
-    assert named == list(TESTS)
-    assert all(len(tests) == len(COLUMNS) for tests in TESTS.values())
+TESTS = {test for cells in TABLE.values() for _, *tests in cells for test in tests}
 
 
-@pytest.mark.parametrize("test", sorted({test for tests in TESTS.values() for test in tests}))
+@pytest.mark.parametrize("test", sorted(TESTS))
 def test_the_test_is_there(test: str) -> None:
     path, _, name = test.partition("::")
     tree = ast.parse((HERE / path).read_text("utf-8"))

@@ -331,18 +331,6 @@ def test_what_a_crash_interrupts_comes_again_of_both_queues(stage: Queues) -> No
 
 
 @marked
-def test_a_second_application_shares_each_of_the_queues(stage: Queues) -> None:
-    stage.publish(20)
-    for name in ("first", "second"):
-        stage.consume(*stage.names, checkpoint=name)
-        until(lambda: all(stage.bound()), "it is bound")
-    until(lambda: stage.bound() == [[1, 1], [1, 1]], "each has a partition of each queue")
-    stage.publish(20)
-    until(stage.all_committed, "all is committed")
-    stage.check()
-
-
-@marked
 def test_a_batch_read_has_the_rows_of_all_queues(stage: Queues, client: Client) -> None:
     stage.publish(20)
     rows = stage.rows(*stage.names, streaming=False)

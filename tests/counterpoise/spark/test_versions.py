@@ -1,6 +1,6 @@
-"""The versions of PySpark before the locked one: applications that join, leave and are killed.
+"""The versions of PySpark before the locked one: every sink in every situation.
 
-The tests that play them run once more, with another PySpark at the beginning of their path. It is
+The test that plays them runs once more, with another PySpark at the beginning of its path. It is
 installed beside the environment, by its own lock.
 """
 
@@ -19,16 +19,17 @@ from tests.architecture.structure import ROOT
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("programs 1")]
 
 PLAYED = [
-    "tests/counterpoise/spark/test_applications.py::test_a_second_application_joins_and_the_first_leaves_without_a_trace",
-    "tests/counterpoise/spark/sink/test_kills.py::test_killed_at_every_step_and_restarted_at_once",
+    "tests/counterpoise/spark/test_situations.py::test_what_every_sink_has_in_every_situation",
 ]
+VERSIONS = ("4.0", "4.1", "4.2", "4.3")
+"""The last one is that of all tests."""
 # 4.0 and 4.1 leave a socket open when a stream ends.
 QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception")
 
 
 @pytest.mark.timeout(2400)
 @pytest.mark.matrix("version")
-@pytest.mark.parametrize("version", ["4.0", "4.1", "4.2"])
+@pytest.mark.parametrize("version", VERSIONS[:-1])
 def test_applications_come_go_and_are_killed(version: str, tmp_path: Path) -> None:
     spark = Path(sys.prefix, f"spark-{version}")
     run(os.environ, "deploy/environment.py", sys.prefix, spark.name)

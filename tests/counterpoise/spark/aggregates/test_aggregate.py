@@ -95,35 +95,6 @@ def stage(
 
 @pytest.mark.matrix(of="aggregates in handoffs")
 @pytest.mark.long
-def test_a_second_application_joins_within_a_window(stage: Stage) -> None:
-    """Spark's own aggregation gives two rows for a key: 10 and 10."""
-    stage.publish(10)
-    stage.start("one")
-    until(lambda: stage.shares() == {"one": 4}, "one has all")
-    stage.start("two")
-    until(lambda: stage.shares() == {"one": 2, "two": 2}, "they share")
-    stage.publish(10)
-    stage.until_counted()
-    assert {n for *_, n in stage.rows()} == {20}
-
-
-@pytest.mark.matrix(of="aggregates in handoffs")
-@pytest.mark.long
-def test_one_of_two_is_drained_within_a_window(stage: Stage) -> None:
-    """Spark's own aggregation counts 120 of 160: the open windows of the drained one are gone."""
-    stage.publish(10)
-    stage.start("one")
-    two = stage.start("two")
-    until(lambda: stage.shares() == {"one": 2, "two": 2}, "they share")
-    until(lambda: all(one.lag == 0 for one in stage.client.partitions("flights")), "all is counted")
-    drain(two)
-    stage.publish(10)
-    stage.until_counted()
-    assert sum(n for *_, n in stage.rows()) == 160
-
-
-@pytest.mark.matrix(of="aggregates in handoffs")
-@pytest.mark.long
 def test_a_backlog_goes_to_an_application_at_a_later_time(stage: Stage) -> None:
     """Spark's own aggregation counts 400 of 800: its watermark has passed the backlog."""
     go_on = threading.Event()

@@ -1,15 +1,12 @@
-"""Each id once: the rule, its table in a real Postgres, and two applications in Spark."""
+"""Each id once: the rule, and its table in a real Postgres."""
 
 from __future__ import annotations
 
 import random
 import string
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -18,21 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, create_engine
 
-from counterpoise.client import Client
-from counterpoise.publisher import Publisher
-from counterpoise.spark import Deduplicate, FencedSink, drain
+from counterpoise.spark import Deduplicate
 from counterpoise.spark.aggregates.deduplication import unseen
 from counterpoise.spark.errors import InvalidSink
 from counterpoise.spark.sink import Scope
-from tests.counterpoise.spark.starting import started
-from tests.counterpoise.spark.waiting import until
-from tests.service import Service
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-pytestmark = pytest.mark.xdist_group("spark")
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 Rows = list[tuple[str | None, int]]
@@ -191,81 +177,3 @@ def test_columns_that_do_not_fit_are_named(writing: Writing, by: str, time: str)
     writing.write = Deduplicate(writing.insert, [by], time)
     with pytest.raises(InvalidSink, match=r"no column other|no column when|id has no times"):
         writing.rows(0, ("a", 1))
-
-
-def insert(connection: Any, rows: Any, scope: Any) -> None:
-    from sqlalchemy import text
-
-    connection.execute(
-        text("INSERT INTO passed (id) VALUES (:id)"),
-        [{"id": one} for one in rows["id"].to_pylist()],
-    )
-
-
-@pytest.mark.matrix(of="aggregates in handoffs")
-@pytest.mark.long
-def test_ids_that_come_again_after_a_drain_a_crash_and_a_resize(
-    spark: SparkSession, service: Service, client: Client, database_url: str, tmp_path: Path
-) -> None:
-    """Spark's own dropDuplicates passes 36 of 72 ids twice after a drain."""
-    client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600)
-    with psycopg.connect(database_url) as connection:
-        connection.execute("CREATE TABLE passed (id text)")
-    dies = threading.Event()
-
-    def start(name: str) -> StreamingQuery:
-        given = {"url": service.url, "queue": "flights", "clientName": name}
-        stream = spark.readStream.format("counterpoise").options(**given).load()
-        sink = FencedSink(database_url, Deduplicate(insert, ["id"]), name="passed")
-
-        def write(batch: DataFrame, batch_id: int) -> None:
-            sink(batch, batch_id)
-            if dies.is_set():
-                dies.clear()
-                raise RuntimeError("the application dies")
-
-        rows = stream.selectExpr("partition", "position", "published_at", "key as id")
-        writer = rows.writeStream.foreachBatch(write)
-        return started(writer.option("checkpointLocation", str(tmp_path / name)))
-
-    def publish(count: int) -> None:
-        with Publisher("flights", url=service.url) as publisher:
-            for number in range(count):
-                publisher.publish(b"", key=f"id {number}")
-
-    def done(messages: int) -> bool:
-        positions = (int(one.position or 0) for one in client.partitions("flights"))
-        return sum(positions) == messages
-
-    def passed() -> Counter[str]:
-        with psycopg.connect(database_url) as connection:
-            rows = connection.execute("SELECT id FROM passed").fetchall()
-        return Counter(one for (one,) in rows)
-
-    one, two = start("one"), start("two")
-    queries = [one, two]
-    try:
-        until(lambda: [flow.partitions for flow in client.flows("flights")] == [2, 2], "shared")
-        publish(72)
-        until(lambda: done(72), "all ids came once")
-        drain(two)
-        publish(72)
-        until(lambda: done(144), "all ids came twice")
-        # It has written some of the new ids, and Spark has not noted it.
-        dies.set()
-        publish(108)
-        until(lambda: one.exception() is not None, "the application dies")
-        assert "the application dies" in str(one.exception())
-        queries.append(start("three"))
-        until(lambda: done(252), "another one has read them again")
-        assert passed() == Counter(f"id {n}" for n in range(108))
-        client.change_queue("flights", partition_count=7)
-        publish(120)
-        until(
-            lambda: len(passed()) == 120 and all(p.lag == 0 for p in client.partitions("flights")),
-            "all came to other partitions",
-        )
-    finally:
-        for query in queries:
-            query.stop()
-    assert passed() == Counter(f"id {n}" for n in range(120))
