@@ -158,6 +158,10 @@ class NumberedLog(ABC):
         """Nothing: this log has no call for it."""
         return {}
 
+    def begin(self, ranges: Mapping[int, tuple[str, str]]) -> None:
+        """Nothing: in this log each read is one question."""
+        return  # the default, as that of `first`
+
     def watch(self, ends: Mapping[int, str]) -> Rest | None:
         """None: this log wakes nobody."""
         return None

@@ -308,6 +308,14 @@ class Log(Protocol):
         """
         ...
 
+    def begin(self, ranges: Mapping[int, tuple[str, str]]) -> None:
+        """These ranges [start, end) are read next, one after another: where the first messages of a
+        partition take a while, the log fetches those of all of them now.
+
+        Raises InvalidPosition, LogError if the access is not valid.
+        """
+        ...
+
     def bounds(self, partitions: Sequence[int], *, at_once: bool = False) -> Bounds:
         """Start and end positions of the partitions and the log's partition count, in one call.
 

@@ -103,6 +103,23 @@ class Cursors:
         with suppress(KafkaException):  # the reads tell
             self._shared.begin(new)
 
+    def begin_own(self, starts: Mapping[int, int]) -> None:
+        """Reads of these partitions that are not light are next, one after another. A new cursor
+        connects before it fetches: all of them do at once.
+
+        Raises LogError if the access is not valid.
+        """
+        for partition, start in starts.items():
+            with self._lock:
+                if partition in self._resting:
+                    continue
+            cursor = self._take(partition, light=False)
+            if cursor is None:
+                return
+            with suppress(KafkaException):  # the read tells
+                cursor.move(partition, start)
+            self._give_back(partition, cursor, failed=False)
+
     def stop_stale(self) -> float:
         """Those that nobody has read with since a moment fetch nothing more. Returns the moment."""
         stale_at = self._monotonic() - KEEP_SECONDS

@@ -230,6 +230,15 @@ class KafkaLog(NumberedLog):
         self._cursors.begin({one: a for one, (a, b) in left.items() if _is_light(a, b)})
         return found
 
+    def begin(self, ranges: Mapping[int, tuple[str, str]]) -> None:
+        """See `Log.begin`: the first read of a partition waits for its first fetch."""
+        numbers = {one: (self.number(a), self.number(b)) for one, (a, b) in ranges.items()}
+        light = {one: a for one, (a, b) in numbers.items() if _is_light(a, b)}
+        self._cursors.begin(light)
+        self._cursors.begin_own(
+            {one: a for one, (a, b) in numbers.items() if one not in light and a < b}
+        )
+
     def _wrong_with(self, partition: int, position: int, deadline: float) -> LogError | None:
         """Why a read from there fails, None if it does not."""
         shape = self._topic.shape(deadline)

@@ -33,16 +33,25 @@ from counterpoise.spark.offsets import Json, Offset, Place
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.queue_log import PAUSE_SECONDS, QueueLog, ReadAccess, retry_until
 from counterpoise.spark.source.flow import bind
+from counterpoise.spark.source.input_partitions import LogPartition, log_partition
 from counterpoise.spark.source.leaving import nobody_else
 from counterpoise.spark.source.probe import ask_bounds
 from counterpoise.spark.source.query import Consumption, QueueState
-from counterpoise.spark.source.tasks import LogPartition, log_partition
 from counterpoise.wire import Queue
 
 logger = logging.getLogger("counterpoise.spark")
 
 # A running rebalance may include warm-ups; the wait for them is limited.
 _SETTLE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A queue and its log, which have answered."""
+
+    queue: Queue
+    connection: QueueLog
+    bounds: Bounds
 
 
 @dataclass(frozen=True)
@@ -88,15 +97,17 @@ class Opened:
 
 def prepare(
     options: SourceOptions, start: Offset, cores: int, *, home: str | None = None
-) -> PreparedBatch | None:
+) -> PreparedBatch | Reached:
     """The first micro-batch of a new query, while its partitions are still with their owners.
 
-    None: no other flow is bound, so the query takes nothing from others. Raises CannotStart.
+    `Reached`: no other flow is bound, so the query takes nothing from others and binds at once,
+    with these answers. Raises CannotStart.
     """
-    queue, connection, bounds = _reach(options)
-    connection.close()
+    reached = _reach(options)
+    queue, connection, bounds = reached.queue, reached.connection, reached.bounds
     if not queue.flow_count:
-        return None
+        return reached
+    connection.close()
     assert start.instance is not None
     end = replace(
         start, log=bounds.incarnation, queue_id=queue.id, prepared=start.prepared + 1
@@ -109,15 +120,15 @@ def prepare(
     return PreparedBatch(end, groups, channel)
 
 
-def _reach(options: SourceOptions) -> tuple[Queue, QueueLog, Bounds]:
-    """The queue and its log, which have answered. Raises CannotStart."""
+def _reach(options: SourceOptions) -> Reached:
+    """Raises CannotStart."""
     give_up_at = time.monotonic() + options.start_timeout_seconds
     with Client(options.url) as client:
         queue = retry_until(lambda: client.queue(options.queue), options, give_up_at)
         access = retry_until(lambda: ReadAccess(client, options.queue), options, give_up_at)
         connection = QueueLog(access, options.log_url)
         bounds = retry_until(lambda: ask_bounds(connection, [])[0], options, give_up_at)
-    return queue, connection, bounds
+    return Reached(queue, connection, bounds)
 
 
 def open_consumption(
@@ -130,13 +141,16 @@ def open_consumption(
     known_as: str | None = None,
     available_now: bool = False,
     prepared: PreparedBatch | None = None,
+    reached: Reached | None = None,
 ) -> Opened:
     """Bind and start. `home`: the directory for talking with the driver. Raises CannotStart.
 
     `known_as`: the instance in the checkpoint, by which the driver finds this source too.
     `available_now`: a query that ends by itself requests no warm-ups. `prepared`: what it has run.
+    `reached`: just now; None: it is to be reached.
     """
-    queue, connection, bounds = _reach(options)
+    reached = reached or _reach(options)
+    queue, connection, bounds = reached.queue, reached.connection, reached.bounds
     kept = home is not None and keeps_state(home, options)
     if home is None:
         _warn_of_state(queue, options)

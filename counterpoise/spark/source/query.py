@@ -40,6 +40,7 @@ from counterpoise.spark.options import DEFAULT_MESSAGES_PER_TRIGGER, SourceOptio
 from counterpoise.spark.queue_log import QueueLog
 from counterpoise.spark.source.cycles import BatchLimit, Cycles
 from counterpoise.spark.source.flow import raise_if_over
+from counterpoise.spark.source.input_partitions import LogPartition, log_partition
 from counterpoise.spark.source.leaving import Leaving
 from counterpoise.spark.source.offset_planner import OffsetPlanner
 from counterpoise.spark.source.planning import View, sort_out, tasks_of
@@ -47,7 +48,6 @@ from counterpoise.spark.source.probe import LogProbe
 from counterpoise.spark.source.progress import Progress, SharedProgress
 from counterpoise.spark.source.query_state import KeptState
 from counterpoise.spark.source.settler import QuerySettler
-from counterpoise.spark.source.tasks import LogPartition, log_partition
 from counterpoise.spark.source.warmup_tracker import WarmupTracker
 from counterpoise.wire import Condition
 

@@ -30,11 +30,11 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from counterpoise.lease_time import lease_time
 from counterpoise.spark.offsets import Json, Offset, offset_of
 from counterpoise.spark.options import SourceOptions
-from counterpoise.spark.source.tasks import LogPartition, ahead, read_slices
+from counterpoise.spark.source.input_partitions import LogPartition
 from counterpoise.spark.source.without_driver import refuse_state
 
 if TYPE_CHECKING:
-    from counterpoise.spark.source.opening import Opened, PreparedBatch
+    from counterpoise.spark.source.opening import Opened, PreparedBatch, Reached
 
 
 # How long a stop waits for a bind.
@@ -53,6 +53,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader):
         self._home = home
         self._opened: Opened | None = None
         self._prepared: PreparedBatch | None = None
+        self._reached: Reached | None = None
         self._looked = False
         self._opening = threading.Lock()
         self._stopped = threading.Event()
@@ -80,7 +81,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader):
         assert isinstance(partition, LogPartition)
         if self._home is None:
             refuse_state(self._options)
-        return ahead(lambda pause: read_slices(partition, sleep=pause))
+        return _read(partition)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -124,11 +125,15 @@ class CounterpoiseStreamReader(DataSourceStreamReader):
         start = offset_of(document, options.queue)
         if options.instance_id is not None or start.instance != self._fresh_instance:
             return None
-        from counterpoise.spark.source.opening import prepare
+        from counterpoise.spark.source.opening import PreparedBatch, prepare
 
         ignore_signals()
         log_to_stderr()
-        self._prepared = prepare(options, start, self._cores, home=self._home)
+        found = prepare(options, start, self._cores, home=self._home)
+        if isinstance(found, PreparedBatch):
+            self._prepared = found
+        else:
+            self._reached = found
         return self._prepared
 
     def _bind(self) -> None:
@@ -156,6 +161,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader):
         ignore_signals()
         log_to_stderr()
         self._asked_at = lease_time()
+        reached, self._reached = self._reached, None
         return open_consumption(
             self._options,
             self._options.instance_id or offset.instance,
@@ -165,6 +171,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader):
             known_as=offset.instance,
             available_now=self._available_now,
             prepared=self._prepared,
+            reached=reached,
         )
 
     def _is_driven(self) -> bool:
@@ -181,6 +188,13 @@ class CounterpoiseStreamReader(DataSourceStreamReader):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_options"], state["_cores"], state["_home"])  # type: ignore[misc]
+
+
+def _read(partition: LogPartition) -> Iterator[pa.RecordBatch]:
+    # The processes that plan load this module too, and read nothing.
+    from counterpoise.spark.source.tasks import ahead, read_slices
+
+    return ahead(lambda pause: read_slices(partition, sleep=pause))
 
 
 def ignore_signals() -> None:
@@ -226,7 +240,7 @@ class CounterpoiseBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, LogPartition):
             return iter(())  # Spark makes one of its own where there is nothing to read
-        return ahead(lambda pause: read_slices(partition, sleep=pause))
+        return _read(partition)
 
     def __getstate__(self) -> dict[str, Any]:
         """For the tasks: only options, and no secret."""

@@ -1,8 +1,5 @@
 """What executors do: read slices of the log as Arrow record batches. They never call the service.
 
-An input partition carries what the task needs to reach the log. Its credentials are short-lived and
-hidden wherever an object is shown: they travel inside the pickle and nowhere else.
-
 A task waits for the log, makes rows, and writes them to the JVM. One after the other these times
 add up. So a thread reads ahead (`ahead`): the log finds the next chunk while Spark takes the
 present one. It is at most two chunks ahead: one is kept, and one waits to be kept. Nothing else
@@ -17,13 +14,11 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import InputPartition
 
 from counterpoise.logs import (
     Log,
@@ -41,58 +36,9 @@ from counterpoise.logs.errors import ReadRetries
 from counterpoise.logs.rows import TOMBSTONE, is_tombstone
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.offsets import NO_EPOCH, Slice
-from counterpoise.spark.options import SourceOptions
-from counterpoise.spark.queue_log import Access, QueueLog
+from counterpoise.spark.source.input_partitions import ARROW_SCHEMA, LogPartition, LogSource
 
 logger = logging.getLogger("counterpoise.spark")
-
-# Spark's form of the source's SCHEMA; a batch must match it exactly.
-ARROW_SCHEMA: pa.Schema = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("position", pa.string()),
-        ("epoch", pa.int64()),
-        ("key", pa.string()),
-        ("value", pa.binary()),
-        ("headers", pa.map_(pa.string(), pa.string())),
-        ("published_at", pa.timestamp("us", tz="UTC")),
-        # The state that a row belongs to, and whether the row is history (docs, Warm-up).
-        ("tenure", pa.int64()),
-        ("replay", pa.bool_()),
-    ]
-)
-
-
-@dataclass(frozen=True)
-class LogSource:
-    """The log of a task: its public name, and the access to it, which is a secret."""
-
-    log: str
-    access: Access = field(repr=False)
-    on_trimmed: str = "fail"
-    timeout_seconds: float = 120.0
-
-
-class LogPartition(InputPartition):
-    """Slices for one task, each a partition of the queue."""
-
-    def __init__(self, source: LogSource, slices: tuple[Slice, ...]) -> None:
-        self.source = source
-        self.slices = slices
-
-    def __repr__(self) -> str:
-        return f"LogPartition({self.source.log}: {list(self.slices)})"
-
-
-def log_partition(
-    connection: QueueLog, options: SourceOptions, slices: Sequence[Slice]
-) -> LogPartition:
-    """The input partition of one task, as the driver plans it."""
-    source = LogSource(
-        connection.name, connection.access, options.on_trimmed, options.read_timeout_seconds
-    )
-    return LogPartition(source, tuple(slices))
-
 
 Opener = Callable[[LogSource], Log]
 
@@ -134,6 +80,10 @@ def read_slices(
         # The task is to be ready for later ones, so it connects. They wait for a log that is away.
         with contextlib.suppress(LogError):
             log.bounds([])
+    if len(partition.slices) > 1:
+        with contextlib.suppress(LogError):  # the reads tell
+            # Of a partition with two slices the first one begins.
+            log.begin({one.partition: (one.start, one.end) for one in reversed(partition.slices)})
     for one in partition.slices:
         for batch in _read(log, one, partition.source, sleep, clock):
             yield as_rows(batch, one)

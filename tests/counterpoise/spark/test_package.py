@@ -14,7 +14,7 @@ import counterpoise.spark
 from counterpoise.spark.data_source import CounterpoiseDataSource
 from counterpoise.spark.errors import Unsupported
 from counterpoise.spark.offsets import Slice
-from counterpoise.spark.source.tasks import ARROW_SCHEMA, LogPartition, LogSource
+from counterpoise.spark.source.input_partitions import ARROW_SCHEMA, LogPartition, LogSource
 
 # Modules that only the query's own process and the sink use.
 ELSEWHERE = {
@@ -32,6 +32,11 @@ ELSEWHERE = {
 ARROW = {"numpy", "pyarrow"}
 # `open_log` loads a log's own module, only for its kind.
 SERVERS = {"confluent_kafka", "psycopg", "redis"}
+
+# Only tasks read.
+READING = {"counterpoise.logs.columns", "counterpoise.spark.source.tasks", "pyarrow.compute"}
+# Of ours, and of msgspec, httpx and Python, beyond those of Spark's own process.
+MOST_MODULES = 160
 
 SCHEMA = from_arrow_schema(ARROW_SCHEMA)
 # Like the class that `register` makes: pickled by value, on one of ours, pickled by name.
@@ -88,7 +93,20 @@ def test_the_process_that_checks_the_options_loads_no_arrow() -> None:
 def test_the_process_that_plans_a_stream_does_not_load_the_flow() -> None:
     process = "pyspark.sql.worker.plan_data_source_read"
     act = "objects[0].streamReader(objects[1])"
-    assert not loaded(process, act, SOURCE, SCHEMA) & {*ELSEWHERE, *SERVERS}
+    assert not loaded(process, act, SOURCE, SCHEMA) & {*ELSEWHERE, *SERVERS, *READING}
+
+
+@pytest.mark.long
+def test_the_process_of_a_query_loads_no_more_than_it_did_before_its_first_row() -> None:
+    """Spark waits for each of these modules; they are counted as with the extra `spark` alone."""
+    process = "pyspark.sql.streaming.python_streaming_source_runner"
+    act = """sys.modules.update(dict.fromkeys(("click", "rich")))
+        objects[0].streamReader(objects[1]).initialOffset()
+        import counterpoise.spark.source.opening
+    """
+    found = loaded(process, act, SOURCE, SCHEMA)
+    assert not found & {*SERVERS, *READING, "asyncio", "pandas", "sqlalchemy"}
+    assert len(found) <= MOST_MODULES
 
 
 @pytest.mark.long

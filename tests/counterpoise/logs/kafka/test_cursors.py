@@ -11,7 +11,7 @@ from counterpoise.logs import AppendBatch, Message, PositionTrimmed
 from counterpoise.logs.kafka import cursors, reader
 from counterpoise.logs.kafka.cursors import Cursors
 from counterpoise.logs.kafka.reader import Cursor
-from counterpoise.logs.kafka.shared import SharedCursor
+from counterpoise.logs.kafka.shared import SharedConsumer, SharedCursor
 from tests.counterpoise.logs.kafka.test_reading import Clock, Partition, offsets, reading
 from tests.log_support import append, texts
 
@@ -209,7 +209,41 @@ def test_closing_ends_those_that_no_reader_has(consumers):
     assert consumers.made[-1].open
 
 
+def test_those_that_begin_together_are_assigned_before_the_first_read(consumers, monkeypatch):
+    monkeypatch.setattr(cursors, "MOST_CURSORS", 3)
+    consumers.read(0)
+    consumers.cursors.begin_own({0: 2, 1: 4, 2: 6, 3: 8})
+    begun = [[(0, 0)], [(1, 4)], [(2, 6)]]
+    assert [one.assigned for one in consumers.made] == begun, "the first goes on, the last waits"
+    for partition, start in ((0, 2), (1, 4), (2, 6)):
+        consumers.read(partition, start, start + 2)
+    assert [one.assigned for one in consumers.made] == begun
+    assert not consumers.spare
+
+
 # ------------------------------------------------------------------ a cluster
+
+
+def test_the_reads_of_a_task_begin_together(log, monkeypatch):
+    """One after another each of them would wait for a fetch, or for a connection."""
+    assigned = []
+    monkeypatch.setattr("counterpoise.logs.kafka.log.LIGHT", 3)
+    for kind in (Cursor, SharedConsumer):
+        assign = kind.assign
+
+        def watched(self, *at, assign=assign):
+            assigned.append(at if len(at) > 1 else tuple(place[1:] for place in at[0]))
+            assign(self, *at)
+
+        monkeypatch.setattr(kind, "assign", watched)
+    for partition in range(4):
+        append(log, *"abcd", partition=partition, first=log.next_sequence("p"))
+    log.begin({0: ("1", "3"), 1: ("0", "4"), 2: ("2", "4"), 3: ("4", "4")})
+    begun = [((0, 1), (2, 2)), (1, 0)]
+    assert assigned == begun
+    assert [texts(log, 0, "1", "3"), texts(log, 1, "0", "4")] == [["b", "c"], [*"abcd"]]
+    assert texts(log, 2, "2", "4") == ["c", "d"]
+    assert assigned == begun
 
 
 @pytest.mark.parametrize(("light", "kind"), [(0, Cursor), (500, SharedCursor)])

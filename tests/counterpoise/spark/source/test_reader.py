@@ -16,9 +16,10 @@ from counterpoise.flow.view import Owned
 from counterpoise.spark.channel.channel import DriverEnd, source_end
 from counterpoise.spark.errors import Unsupported
 from counterpoise.spark.offsets import Offset
-from counterpoise.spark.options import read_options
+from counterpoise.spark.options import SourceOptions, read_options
+from counterpoise.spark.source import opening
+from counterpoise.spark.source.input_partitions import LogPartition
 from counterpoise.spark.source.opening import PreparedBatch
-from counterpoise.spark.source.tasks import LogPartition
 from counterpoise.spark.source.with_limits import StreamReaderWithLimits
 from tests.counterpoise.spark.queries import publish
 from tests.counterpoise.spark.waiting import until
@@ -123,11 +124,23 @@ def test_a_query_of_one_micro_batch_is_refused_before_it_binds(most: str) -> Non
     assert isinstance(reader.getDefaultReadLimit(), ReadMaxRows)
 
 
-def test_a_query_that_has_its_queue_to_itself_binds_at_once(service: Service) -> None:
+def test_a_query_that_has_its_queue_to_itself_binds_at_once(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether others are bound, and whether the log answers, it finds out once."""
+    reached: list[str] = []
+
+    def reach(options: SourceOptions) -> opening.Reached:
+        reached.append(options.queue)
+        return found(options)
+
+    found = opening._reach
+    monkeypatch.setattr(opening, "_reach", reach)
     with Client(service.url) as client, reading(service) as reader:
         client.create_queue("flights", 4, rebalance_delay=0)
         reader.latestOffset(reader.initialOffset(), MANY)
         assert len(client.flows("flights")) == 1
+    assert reached == ["flights"]
 
 
 def test_a_query_that_ends_by_itself_takes_no_holddown_if_nobody_else_is_bound(

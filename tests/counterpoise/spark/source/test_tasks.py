@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
 import pytest
@@ -29,14 +29,8 @@ from counterpoise.logs.errors import AHEAD_SECONDS
 from counterpoise.spark.data_source import SCHEMA
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.offsets import Slice
-from counterpoise.spark.source.tasks import (
-    ARROW_SCHEMA,
-    LogPartition,
-    LogSource,
-    as_rows,
-    open_kept,
-    read_slices,
-)
+from counterpoise.spark.source.input_partitions import ARROW_SCHEMA, LogPartition, LogSource
+from counterpoise.spark.source.tasks import as_rows, open_kept, read_slices
 from tests.counterpoise.spark.doubles import NumberLog
 from tests.log_support import append, log, log_url
 
@@ -252,6 +246,31 @@ def test_a_worker_keeps_its_connection_until_the_credentials_change() -> None:
     assert open_kept(LogSource(**vars(SOURCE))) is first
     renewed = LogSource("builtin:flights", "postgresql://u:other@h/d")
     assert open_kept(renewed) is not first
+
+
+def test_a_task_of_several_slices_tells_the_log_of_all_of_them_before_it_reads() -> None:
+    class Told(FailingLog):
+        def __init__(self) -> None:
+            super().__init__({})
+            self.calls: list[object] = []
+
+        def begin(self, ranges: Mapping[int, tuple[str, str]]) -> None:
+            self.calls.append(dict(ranges))
+            raise LogUnavailable("away")  # the reads find out
+
+        def read(
+            self, partition: int, start: str, end: str | None, **more: object
+        ) -> Iterator[pa.RecordBatch]:
+            self.calls.append(partition)
+            return super().read(partition, start, end, **more)
+
+    log = Told()
+    history, new = Slice(1, 1, "0", "2", replay=True), Slice(1, 1, "7", "9")
+    assert positions(read(log, history, Slice(0, 1, "3", "4"), new)) == ["0", "1", "3", "7", "8"]
+    assert log.calls == [{0: ("3", "4"), 1: ("0", "2")}, 1, 0, 1]
+    log.calls.clear()
+    assert positions(read(log, new)) == ["7", "8"]
+    assert log.calls == [1], "nothing follows"
 
 
 def test_a_task_without_slices_connects_and_reads_nothing() -> None:
