@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from benchmarks import floor as module
 from counterpoise.spark.data_source import SCHEMA
-from counterpoise.spark.source.input_partitions import ARROW_SCHEMA
+from counterpoise.spark.source.log_partition import ARROW_SCHEMA
 
 FORMAT = "counterpoise_yardstick"
 # About a chunk of the log.

@@ -122,7 +122,7 @@ def check_schema(schema: StructType) -> None:
     """Raises InvalidOption if the user gave a schema other than the source's."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from counterpoise.spark.source.input_partitions import ARROW_SCHEMA
+    from counterpoise.spark.source.log_partition import ARROW_SCHEMA
 
     if schema != from_arrow_schema(ARROW_SCHEMA):
         raise InvalidOption(

@@ -2,6 +2,6 @@
 
 Start reading at `planning`, then `progress`: what is read and what is done, without Spark. `query`
 puts the threads and rules of the process together, `opening` begins and ends all of it. `reader`
-is what Spark calls, in two ways (`with_limits`, `without_limits`), `input_partitions` are what it
+is what Spark calls, in two ways (`with_limits`, `without_limits`), `log_partition` is what it
 plans, and `tasks` reads their slices of the log on executors.
 """

@@ -21,7 +21,7 @@ from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.offsets import NO_EPOCH, Slice
 from counterpoise.spark.options import Edge, SourceOptions, is_word
 from counterpoise.spark.queue_log import QueueLog, ReadAccess, retry_until
-from counterpoise.spark.source.input_partitions import LogPartition, log_partition
+from counterpoise.spark.source.log_partition import LogPartition, log_partition
 from counterpoise.spark.source.planning import tasks_of
 from counterpoise.spark.source.probe import ask_bounds
 

@@ -33,8 +33,8 @@ from counterpoise.spark.offsets import Json, Offset, Place
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.queue_log import PAUSE_SECONDS, QueueLog, ReadAccess, retry_until
 from counterpoise.spark.source.flow import bind
-from counterpoise.spark.source.input_partitions import LogPartition, log_partition
 from counterpoise.spark.source.leaving import nobody_else
+from counterpoise.spark.source.log_partition import LogPartition, log_partition
 from counterpoise.spark.source.probe import ask_bounds
 from counterpoise.spark.source.query import Consumption, QueueState
 from counterpoise.wire import Queue
@@ -46,7 +46,7 @@ _SETTLE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Reached:
+class ReachedLog:
     """A queue and its log, which have answered."""
 
     queue: Queue
@@ -97,10 +97,10 @@ class Opened:
 
 def prepare(
     options: SourceOptions, start: Offset, cores: int, *, home: str | None = None
-) -> PreparedBatch | Reached:
+) -> PreparedBatch | ReachedLog:
     """The first micro-batch of a new query, while its partitions are still with their owners.
 
-    `Reached`: no other flow is bound, so the query takes nothing from others and binds at once,
+    `ReachedLog`: no other flow is bound, so the query takes nothing from others and binds at once,
     with these answers. Raises CannotStart.
     """
     reached = _reach(options)
@@ -120,7 +120,7 @@ def prepare(
     return PreparedBatch(end, groups, channel)
 
 
-def _reach(options: SourceOptions) -> Reached:
+def _reach(options: SourceOptions) -> ReachedLog:
     """Raises CannotStart."""
     give_up_at = time.monotonic() + options.start_timeout_seconds
     with Client(options.url) as client:
@@ -128,7 +128,7 @@ def _reach(options: SourceOptions) -> Reached:
         access = retry_until(lambda: ReadAccess(client, options.queue), options, give_up_at)
         connection = QueueLog(access, options.log_url)
         bounds = retry_until(lambda: ask_bounds(connection, [])[0], options, give_up_at)
-    return Reached(queue, connection, bounds)
+    return ReachedLog(queue, connection, bounds)
 
 
 def open_consumption(
@@ -141,7 +141,7 @@ def open_consumption(
     known_as: str | None = None,
     available_now: bool = False,
     prepared: PreparedBatch | None = None,
-    reached: Reached | None = None,
+    reached: ReachedLog | None = None,
 ) -> Opened:
     """Bind and start. `home`: the directory for talking with the driver. Raises CannotStart.
 

@@ -40,8 +40,8 @@ from counterpoise.spark.options import DEFAULT_MESSAGES_PER_TRIGGER, SourceOptio
 from counterpoise.spark.queue_log import QueueLog
 from counterpoise.spark.source.cycles import BatchLimit, Cycles
 from counterpoise.spark.source.flow import raise_if_over
-from counterpoise.spark.source.input_partitions import LogPartition, log_partition
 from counterpoise.spark.source.leaving import Leaving
+from counterpoise.spark.source.log_partition import LogPartition, log_partition
 from counterpoise.spark.source.offset_planner import OffsetPlanner
 from counterpoise.spark.source.planning import View, sort_out, tasks_of
 from counterpoise.spark.source.probe import LogProbe

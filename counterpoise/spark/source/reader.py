@@ -30,11 +30,11 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from counterpoise.lease_time import lease_time
 from counterpoise.spark.offsets import Json, Offset, offset_of
 from counterpoise.spark.options import SourceOptions
-from counterpoise.spark.source.input_partitions import LogPartition
+from counterpoise.spark.source.log_partition import LogPartition
 from counterpoise.spark.source.without_driver import refuse_state
 
 if TYPE_CHECKING:
-    from counterpoise.spark.source.opening import Opened, PreparedBatch, Reached
+    from counterpoise.spark.source.opening import Opened, PreparedBatch, ReachedLog
 
 
 # How long a stop waits for a bind.
@@ -53,7 +53,7 @@ class CounterpoiseStreamReader(DataSourceStreamReader):
         self._home = home
         self._opened: Opened | None = None
         self._prepared: PreparedBatch | None = None
-        self._reached: Reached | None = None
+        self._reached: ReachedLog | None = None
         self._looked = False
         self._opening = threading.Lock()
         self._stopped = threading.Event()

@@ -36,7 +36,7 @@ from counterpoise.logs.errors import ReadRetries
 from counterpoise.logs.rows import TOMBSTONE, is_tombstone
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.offsets import NO_EPOCH, Slice
-from counterpoise.spark.source.input_partitions import ARROW_SCHEMA, LogPartition, LogSource
+from counterpoise.spark.source.log_partition import ARROW_SCHEMA, LogPartition, LogSource
 
 logger = logging.getLogger("counterpoise.spark")
 

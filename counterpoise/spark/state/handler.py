@@ -31,7 +31,7 @@ from counterpoise.spark.channel.running_batch import RunningBatch
 from counterpoise.spark.errors import InvalidOption
 from counterpoise.spark.offsets import Json, Slice
 from counterpoise.spark.options import SourceOptions, read_options
-from counterpoise.spark.source.input_partitions import ARROW_SCHEMA
+from counterpoise.spark.source.log_partition import ARROW_SCHEMA
 from counterpoise.spark.state.snapshots import SnapshotStore, json_or_none
 from counterpoise.spark.state.states import Cell, PartitionState, States, say_failed
 

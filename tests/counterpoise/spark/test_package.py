@@ -14,7 +14,7 @@ import counterpoise.spark
 from counterpoise.spark.data_source import CounterpoiseDataSource
 from counterpoise.spark.errors import Unsupported
 from counterpoise.spark.offsets import Slice
-from counterpoise.spark.source.input_partitions import ARROW_SCHEMA, LogPartition, LogSource
+from counterpoise.spark.source.log_partition import ARROW_SCHEMA, LogPartition, LogSource
 
 # Modules that only the query's own process and the sink use.
 ELSEWHERE = {

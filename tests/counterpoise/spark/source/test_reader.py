@@ -18,7 +18,7 @@ from counterpoise.spark.errors import Unsupported
 from counterpoise.spark.offsets import Offset
 from counterpoise.spark.options import SourceOptions, read_options
 from counterpoise.spark.source import opening
-from counterpoise.spark.source.input_partitions import LogPartition
+from counterpoise.spark.source.log_partition import LogPartition
 from counterpoise.spark.source.opening import PreparedBatch
 from counterpoise.spark.source.with_limits import StreamReaderWithLimits
 from tests.counterpoise.spark.queries import publish
@@ -130,7 +130,7 @@ def test_a_query_that_has_its_queue_to_itself_binds_at_once(
     """Whether others are bound, and whether the log answers, it finds out once."""
     reached: list[str] = []
 
-    def reach(options: SourceOptions) -> opening.Reached:
+    def reach(options: SourceOptions) -> opening.ReachedLog:
         reached.append(options.queue)
         return found(options)
 

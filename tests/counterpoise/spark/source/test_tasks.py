@@ -29,7 +29,7 @@ from counterpoise.logs.errors import AHEAD_SECONDS
 from counterpoise.spark.data_source import SCHEMA
 from counterpoise.spark.errors import Trimmed
 from counterpoise.spark.offsets import Slice
-from counterpoise.spark.source.input_partitions import ARROW_SCHEMA, LogPartition, LogSource
+from counterpoise.spark.source.log_partition import ARROW_SCHEMA, LogPartition, LogSource
 from counterpoise.spark.source.tasks import as_rows, open_kept, read_slices
 from tests.counterpoise.spark.doubles import NumberLog
 from tests.log_support import append, log, log_url

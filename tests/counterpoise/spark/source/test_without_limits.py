@@ -17,7 +17,7 @@ from counterpoise.flow import Flow
 from counterpoise.spark import data_source
 from counterpoise.spark.offsets import Json, Slice
 from counterpoise.spark.options import read_options
-from counterpoise.spark.source.input_partitions import LogPartition
+from counterpoise.spark.source.log_partition import LogPartition
 from counterpoise.spark.source.without_limits import StreamReaderWithoutLimits
 from tests.counterpoise.spark.queries import publish
 from tests.counterpoise.spark.waiting import until

@@ -15,7 +15,7 @@ from counterpoise.spark.channel.channel import Channel, driver_home
 from counterpoise.spark.data_source import SCHEMA
 from counterpoise.spark.errors import InvalidOption, Unsupported
 from counterpoise.spark.offsets import Slice
-from counterpoise.spark.source.input_partitions import ARROW_SCHEMA
+from counterpoise.spark.source.log_partition import ARROW_SCHEMA
 from counterpoise.spark.state.handler import in_order, rows_of
 from tests.counterpoise.spark.state.test_state_keeper import reach
 from tests.counterpoise.spark.state.test_states import TEXTS, Letters
