@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -177,10 +177,22 @@ def end(process: subprocess.Popen[bytes], limit_seconds: float = 30.0) -> None:
 def telling_line(output: bytes) -> str:
     """The line with the reason in the output of a Postgres program.
 
-    A server also writes one for each client that it refuses until it is ready.
+    A server also writes one for each client that it refuses until it is ready, and one behind the
+    reason why its first checkpoint failed. That a process of it was killed is a message of it.
     """
     lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines()]
-    marks = ("PANIC:", "FATAL:", "ERROR:", "error:")
-    telling = [line for line in lines if any(mark in line for mark in marks)]
-    reasons = [line for line in telling if "FATAL:  the database system is " not in line]
-    return (reasons or telling or [line for line in lines if line] or ["no output"])[-1]
+    telling = [line for line in lines if any(mark in line for mark in _MARKS)]
+    reasons = [line for line in telling if not any(mark in line for mark in _FOLLOWING)]
+    return (
+        reasons or ends_of(lines) or telling or [line for line in lines if line] or ["no output"]
+    )[-1]
+
+
+def ends_of(lines: Iterable[str]) -> list[str]:
+    """The lines of a server that say that a process of it has ended, and how, or that it ends."""
+    return [line for line in lines if any(mark in line for mark in _ENDS)]
+
+
+_MARKS = ("PANIC:", "FATAL:", "ERROR:", "error:")
+_FOLLOWING = ("FATAL:  the database system is ", "FATAL:  checkpoint request failed")
+_ENDS = ("PANIC:", " was terminated by signal ", ") exited with exit code ")

@@ -60,6 +60,7 @@ from broker.postgres.cluster import (
     Cluster,
     DataDirectoryUnusable,
     end,
+    ends_of,
     telling_line,
 )
 from broker.postgres.logins import MOST_LOGINS
@@ -117,6 +118,9 @@ SETTINGS: Mapping[str, str] = {
 }
 # Of `postgres.log`, and of the one before.
 LOG_BYTES = 16 * 1024 * 1024
+# Postgres writes a line with it every 10 s during a recovery (`log_startup_progress_interval`).
+_PROGRESS = b", elapsed time: "
+_LAST_BYTES = 64 * 1024
 
 
 class DataDirectoryInUse(DataDirectoryUnusable):
@@ -153,8 +157,9 @@ class EmbeddedPostgres:
 
     `pool_size` connections, and BESIDE_POOL more, are for the service alone. `settings` are
     Postgres settings that override SETTINGS. `start_seconds` bounds how long Postgres may take
-    until it accepts connections (recovery after a crash included), and how long the Postgres of an
-    earlier service may take to end; `stop_seconds` how long a clean shutdown may take.
+    until it accepts connections (a recovery that goes on has as long again, and again), and how
+    long the Postgres of an earlier service may take to end; `stop_seconds` how long a clean
+    shutdown may take.
 
     As a context manager it gives the URL.
     """
@@ -229,6 +234,16 @@ class EmbeddedPostgres:
         started.
         """
         return None if self._process is None else self._process.poll()
+
+    def why_it_ended(self) -> str:
+        """The last line of its log that says that one of its processes, or itself, has crashed;
+        empty if there is none.
+        """
+        with contextlib.suppress(OSError), self._log.open("rb") as log:
+            log.seek(max(0, self._log.stat().st_size - _LAST_BYTES))
+            ends = ends_of(log.read().decode("utf-8", "replace").splitlines())
+            return ends[-1].strip() if ends else ""
+        return ""
 
     def bound_log(self) -> None:
         """Empty `postgres.log` if it has grown beyond LOG_BYTES. Raises OSError."""
@@ -354,7 +369,7 @@ class EmbeddedPostgres:
             began = log_file.stat().st_size
             process = cluster.launch([f"{k}={v}" for k, v in settings.items()], log)
         self._process = process
-        give_up = time.monotonic() + self._start_seconds
+        give_up, progress = time.monotonic() + self._start_seconds, 0
         while not cluster.accepts_connections(process.pid):
             if process.poll() is not None:
                 said = log_file.read_bytes()[began:]
@@ -364,6 +379,10 @@ class EmbeddedPostgres:
                     f"Postgres ended while starting: {telling_line(said)} (see {log_file})"
                 )
             if time.monotonic() > give_up:
+                before, progress = progress, log_file.read_bytes()[began:].count(_PROGRESS)
+                if progress > before:
+                    give_up += self._start_seconds
+                    continue
                 raise EmbeddedPostgresError(
                     f"Postgres was not ready within {self._start_seconds} s (see {log_file})"
                 )

@@ -79,7 +79,12 @@ class PostgresKeeper:
             with contextlib.suppress(OSError):
                 self._postgres.bound_log()
             if self._postgres.poll() is not None:
-                _log.error("Postgres has ended; it is started again", code=self._postgres.poll())
+                _log.error(
+                    "Postgres has ended; it is started again",
+                    code=self._postgres.poll(),
+                    # Each start begins another log.
+                    reason=self._postgres.why_it_ended() or "it does not say",
+                )
                 while not self._started() and not self._stopping.wait(PAUSE_SECONDS):
                     pass
 

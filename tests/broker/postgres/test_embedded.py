@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -493,8 +494,50 @@ def test_a_refused_client_is_not_why_a_start_failed() -> None:
     refused = b"FATAL:  the database system is not yet accepting connections"
     reason = b'FATAL:  could not write to file "pg_wal/xlogtemp.7": No space left on device'
     assert telling_line(reason + b"\n" + refused + b"\n") == reason.decode()
+    killed = b"LOG:  startup process (PID 9) was terminated by signal 9: Killed"
+    assert telling_line(killed + b"\n" + refused + b"\n") == killed.decode()
+    cause = b'ERROR:  could not open directory "pg_logical/mappings": No such file or directory'
+    following = b"FATAL:  checkpoint request failed"
+    assert telling_line(cause + b"\n" + following + b"\n") == cause.decode()
     # Of a program that is such a client.
     assert telling_line(refused + b"\n") == refused.decode()
+
+
+class Recovering:
+    """A cluster whose Postgres accepts connections after some looks, and tells of its recovery as
+    long as it makes progress.
+    """
+
+    def __init__(self, log: Path, *, looks: int, progresses: int) -> None:
+        self.log, self.looks, self.progresses = log, looks, progresses
+
+    def launch(self, _settings: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", "600"], stdout=log)
+
+    def accepts_connections(self, _pid: int) -> bool:
+        self.looks -= 1
+        self.progresses -= 1
+        if self.progresses >= 0:
+            with self.log.open("a") as log:
+                log.write("LOG:  redo in progress, elapsed time: 10.00 s, current LSN: 0/3\n")
+        return self.looks < 0
+
+
+@pytest.mark.parametrize(("progresses", "works"), [(9, True), (2, False)])
+def test_a_recovery_may_take_as_long_as_it_makes_progress(
+    progresses: int, works: bool, tmp_path: Path
+) -> None:
+    postgres: Any = EmbeddedPostgres(tmp_path, start_seconds=-1.0)
+    cluster = Recovering(tmp_path / "postgres.log", looks=5, progresses=progresses)
+    try:
+        if works:
+            assert postgres._launch(cluster, 1, cluster.log)
+        else:
+            with pytest.raises(EmbeddedPostgresError, match="was not ready within"):
+                postgres._launch(cluster, 1, cluster.log)
+    finally:
+        postgres._process.kill()
+        postgres._process.wait()
 
 
 def test_every_error_is_one_that_a_caller_can_catch() -> None:

@@ -112,6 +112,7 @@ def test_a_failed_recovery_from_a_crash_is_tried_again(
             with suppress(psycopg.OperationalError), psycopg.connect(url) as connection:
                 os.kill(connection.info.backend_pid, signal.SIGKILL)
             eventually(lambda: any("yet" in line["event"] for line in logs))
+            assert "was terminated by signal 9" in logs[0]["reason"]
             assert "backup_label" in logs[-1]["error"]
             obstacle.unlink()
             eventually(lambda: started_at(url))
