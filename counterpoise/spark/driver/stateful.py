@@ -73,7 +73,10 @@ _IDS = Operator(
 )
 _PROCESSOR = (
     "the state of its keys stays behind: the new owner begins with none",
-    "use counterpoise.spark.TenuredProcessor on a source with warmup=true (docs, Warm-up)",
+    (
+        "use counterpoise.spark.StatefulForeachBatch, or on PySpark 4.1 and later "
+        "counterpoise.spark.TenuredProcessor, on a source with warmup=true (docs, Warm-up)"
+    ),
 )
 
 OPERATORS = {
@@ -99,12 +102,7 @@ OPERATORS = {
     "TransformWithState": Operator("transformWithState", *_PROCESSOR),
     "TransformWithStateInPySpark": Operator("transformWithState", *_PROCESSOR),
     # Of PySpark 4.0.
-    "TransformWithStateInPandas": Operator(
-        "transformWithStateInPandas",
-        _PROCESSOR[0],
-        "use counterpoise.spark.StatefulForeachBatch, or on PySpark 4.1 and later "
-        "counterpoise.spark.TenuredProcessor, on a source with warmup=true (docs, Warm-up)",
-    ),
+    "TransformWithStateInPandas": Operator("transformWithStateInPandas", *_PROCESSOR),
 }
 """By the class of the node in Spark's logical plan."""
 

@@ -82,8 +82,11 @@ def read_slices(
             log.bounds([])
     if len(partition.slices) > 1:
         with contextlib.suppress(LogError):  # the reads tell
-            # Of a partition with two slices the first one begins.
-            log.begin({one.partition: (one.start, one.end) for one in reversed(partition.slices)})
+            # In the order in which they are read; of a partition with two slices the first one.
+            ranges: dict[int, tuple[str, str]] = {}
+            for one in partition.slices:
+                ranges.setdefault(one.partition, (one.start, one.end))
+            log.begin(ranges)
     for one in partition.slices:
         for batch in _read(log, one, partition.source, sleep, clock):
             yield as_rows(batch, one)
