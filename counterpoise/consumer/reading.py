@@ -282,7 +282,7 @@ class Reader:
                 if self._waking.wait(seconds, rest.descriptors) or seconds < rest.seconds:
                     return
         self._known = {}
-        self._waking.wait(self._idle_seconds)
+        self._waking.wait(min(self._idle_seconds, self._apart_seconds()))
 
     def _glance(self) -> None:
         """Whether messages have come for lanes that wait while others are read."""
@@ -376,14 +376,14 @@ class Reader:
         return filled
 
     def _need_not_ask(self, log: Log, lane: Lane, end: str) -> bool:
-        """Whether an end will do up to which there are messages in the lane."""
+        """Whether an end will do up to which there are messages in the lane.
+
+        Where a resize is ordered it will not: the log says the cuts of those that are asked for.
+        """
         start, grant = lane.read_to, lane.grant
-        return (
-            start is not None
-            and log.compare(start, end) <= 0
-            and not grant.above
-            and grant.owned.state != "retiring"
-        )
+        if start is None or grant.above or grant.owned.state == "retiring":
+            return False
+        return start == end or (grant.owned.resize is None and log.compare(start, end) <= 0)
 
     def _asked(
         self, log: Log, lanes: list[Lane], known: Mapping[Lane, str]
@@ -508,7 +508,8 @@ class Reader:
         """All of the partition has been read; returns whether that may be for good."""
         after = bounds.sealed.get(lane.partition)
         ends = after is not None or lane.grant.owned.state == "retiring"
-        if ends and bounds.is_final(lane.partition):
+        # One that was not asked for in this turn may have more messages than was known.
+        if ends and lane.partition in bounds.starts and bounds.is_final(lane.partition):
             self._lanes.came_to_end(lane, bounds.starts[lane.partition], end, after)
         return ends
 

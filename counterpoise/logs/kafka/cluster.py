@@ -249,6 +249,7 @@ class Topic:
         self._asking: _Described | None = None
         # Partitions that the topic did not have when it was asked for them.
         self._absent = frozenset[int]()
+        self._cluster_id: str | None = None
 
     def recent_shape(self, partitions: Iterable[int], deadline: float) -> Shape:
         """The topic of a moment ago; the current one if it had not all of these.
@@ -257,8 +258,8 @@ class Topic:
         than any question about the few partitions of one owner. So it is asked for once a second,
         and less often where that would be a tenth of the time.
         """
-        if self._shape is not None:
-            shape, until = self._shape
+        if (last := self._shape) is not None:
+            shape, until = last
             complete = all(one < shape.partition_count for one in partitions)
             if complete and self._monotonic() < until:
                 return shape
@@ -267,19 +268,21 @@ class Topic:
     def last_shape(self, partitions: Collection[int], deadline: float) -> tuple[Shape, bool]:
         """The last answer, and whether it is as recent as `recent_shape` and has all of these, or
         was asked for since they were lacking. If it is not, or one of them has no leader, the topic
-        is asked, and nobody waits; the first time, the caller does. For one thread at a time.
+        is asked, and nobody waits; the first time, and for an answer that is much older, the caller
+        does. For one thread at a time.
         """
         self._take_answer(deadline)
-        if self._shape is None:
+        last, now = self._shape, self._monotonic()
+        if last is None or now >= last[1] + LONGEST_SHAPE_SECONDS:
             return self.shape(deadline), True
-        shape, until = self._shape
+        shape, until = last
         beyond = frozenset(one for one in partitions if one >= shape.partition_count)
-        is_recent = beyond <= self._absent and self._monotonic() < until
+        is_recent = beyond <= self._absent and now < until
         is_complete = is_recent and shape.leaderless.isdisjoint(partitions)
         if not is_complete and self._asking is None:
             attempt = self._questions.attempt(FIRST_ASKED_SECONDS)
-            future = self._describe(attempt)
-            self._asking = _Described(attempt, future, self._monotonic(), beyond)
+            asking = self._asking = _Described(attempt, self._describe(attempt), now, beyond)
+            asking.future.add_done_callback(lambda _: asking.answered(self._monotonic()))
         return shape, is_recent
 
     def _take_answer(self, deadline: float) -> None:
@@ -290,7 +293,8 @@ class Topic:
         try:
             if asking.is_late:
                 raise NoAnswer("no answer in time")
-            self._keep(self._shape_of(asking.attempt, asking.future), asking.at)
+            shape = self._shape_of(asking.attempt, asking.future)
+            self._keep(shape, asking.at, asking.took_seconds)
         except (LogUnavailable, LogNotFound) as error:
             if isinstance(error, NoAnswer):
                 self._questions.give_up(asking.attempt)
@@ -308,11 +312,10 @@ class Topic:
         shape = self._questions.ask(
             lambda attempt: self._shape_of(attempt, self._describe(attempt)), deadline
         )
-        self._keep(shape, asked_at)
+        self._keep(shape, asked_at, self._monotonic() - asked_at)
         return shape
 
-    def _keep(self, shape: Shape, asked_at: float) -> None:
-        took = self._monotonic() - asked_at
+    def _keep(self, shape: Shape, asked_at: float, took: float) -> None:
         lasts = max(SHAPE_SECONDS, min(SHAPE_TIMES * took, LONGEST_SHAPE_SECONDS))
         self._shape, self._absent = (shape, asked_at + lasts), frozenset()
 
@@ -320,8 +323,10 @@ class Topic:
         topic = attempt.answer(described)
         topic_id = "" if topic.topic_id is None else str(topic.topic_id)
         if not topic_id or topic_id == _NO_TOPIC_ID:
-            asked = attempt.admin.describe_cluster(request_timeout=attempt.seconds)
-            topic_id = f"{attempt.answer(asked).cluster_id}/{self.name}"
+            if self._cluster_id is None:
+                asked = attempt.admin.describe_cluster(request_timeout=attempt.seconds)
+                self._cluster_id = attempt.answer(asked).cluster_id
+            topic_id = f"{self._cluster_id}/{self.name}"
         partitions = topic.partitions
         leaderless = frozenset(one.id for one in partitions if one.leader is None)
         return Shape(len(partitions), topic_id, leaderless)
@@ -417,7 +422,7 @@ class Topic:
         return asked
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Described:
     """The question for the topic, asked at this time (monotonic) for partitions `beyond` its last
     count too.
@@ -427,6 +432,11 @@ class _Described:
     future: Future[Any]
     at: float
     beyond: frozenset[int]
+    took_seconds: float = 0.0
+
+    def answered(self, at: float) -> None:
+        """The answer has come. It is taken later."""
+        self.took_seconds = at - self.at
 
     @property
     def is_late(self) -> bool:

@@ -111,12 +111,13 @@ class Cursors:
         """
         for partition, start in starts.items():
             with self._lock:
-                if partition in self._resting:
-                    continue
+                resting = self._resting.get(partition)
+            if resting is not None and resting.is_assigned:
+                continue
             cursor = self._take(partition, light=False)
             if cursor is None:
                 return
-            with suppress(KafkaException):  # the read tells
+            with suppress(KafkaException, RuntimeError):  # the read tells
                 cursor.move(partition, start)
             self._give_back(partition, cursor, failed=False)
 

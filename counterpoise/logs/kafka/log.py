@@ -264,6 +264,9 @@ class KafkaLog(NumberedLog):
         waiting, fresh = set[int](), set[int]()
         if at_once:
             shape, is_recent = self._topic.last_shape(partitions, deadline)
+            if any(one >= shape.partition_count for one in self._ends.keys() & partitions):
+                # It was made again with fewer, or the broker that answered did not know it all.
+                shape, is_recent = self._topic.shape(deadline), True
             fresh = {*partitions} - self._ends.keys()
             # The question for such a one would be repeated by librdkafka, for all partitions.
             waiting = {

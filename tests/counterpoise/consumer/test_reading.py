@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -311,11 +311,21 @@ class GrowingLog(CountingLog):
         super().__init__()
         self.ends = dict.fromkeys(partitions, 0)
         self.sealed: dict[int, Any] = {}
+        self.resize, self.cuts = 0, {}
 
     def bounds(self, partitions, *, at_once=False):
         self.calls.append(("bounds", *partitions))
         ends = {one: str(self.ends[one]) for one in partitions}
-        return Bounds(100, "log-1", dict.fromkeys(ends, "0"), ends, sealed=self.sealed)
+        cuts = {one: self.cuts[one] for one in ends if one in self.cuts}
+        return Bounds(
+            100,
+            "log-1",
+            dict.fromkeys(ends, "0"),
+            ends,
+            sealed=self.sealed,
+            resize=self.resize,
+            cuts=cuts,
+        )
 
     def first(self, ranges, **_limits):
         return {}
@@ -378,6 +388,41 @@ def test_how_far_there_are_messages_is_not_enough_behind_what_another_owner_has_
     log.ends[0] += 3
     lanes.snapshot()[0].grant.above = DoneAbove.of_text("2+1")
     assert woken(reader, log) == ["watch", ("bounds", 0), 0]
+
+
+def test_what_is_known_is_not_read_where_a_resize_may_have_set_a_cut(monkeypatch):
+    """The log says the cuts of those that are asked for, and the view may not know the resize."""
+    view = View(0, 1)
+    ordered = replace(view()[0], resize=1)
+    view.partitions = MappingProxyType({**view(), 0: ordered})
+    log, reader, lanes, _ = growing(monkeypatch, 0, 1, view=view)
+    log.ends[0], log.resize, log.cuts[0] = 8, 2, "5"
+    assert woken(reader, log) == ["watch", ("bounds", 0), 0]
+    log.calls.clear()
+    reader._glance()
+    reader.turn()
+    assert ("bounds", 0) in log.calls
+    assert lanes.snapshot()[0].read_to == "5"
+
+
+def test_a_partition_that_begins_to_retire_during_a_turn_is_asked_for_before_it_ends(monkeypatch):
+    view = View(0, 1)
+    log, reader, lanes, _ = growing(monkeypatch, 0, 1, view=view)
+    log.ends[1] += 1
+
+    def bounds(partitions, *, at_once=False):
+        view.own(0, state="retiring")
+        lanes.follow()
+        log.ends[0] = 3
+        return replace(GrowingLog.bounds(log, partitions), partition_count=0)
+
+    log.bounds = bounds
+    assert woken(reader, log) == ["watch", ("bounds", 1), 1]
+    del log.bounds
+    log.calls.clear()
+    reader.turn()
+    assert log.calls[0] == ("bounds", 0)
+    assert positions_of(lanes.snapshot()[0]) == [0, 1, 2]
 
 
 def test_all_partitions_are_asked_for_now_and_then(monkeypatch):

@@ -244,13 +244,31 @@ def slow_topic():
 
 def test_the_last_shape_will_do_while_the_topic_is_asked_again():
     topic, admin, _, now = slow_topic()
-    now[0] = 20.0
+    now[0] = 9.0
     for _ in range(3):
         assert topic.last_shape([0, 7], float("inf")) == (Shape(2, "id"), False)
     assert len(admin.asked) == 2
     admin.answer(9)
     assert topic.last_shape([0, 7], float("inf")) == (Shape(9, "id"), True)
     assert len(admin.asked) == 2
+
+
+def test_a_shape_that_is_much_older_is_waited_for():
+    topic, admin, _, now = slow_topic()
+    now[0] = 20.0
+    admin.ready.append(3)
+    assert topic.last_shape([0], float("inf")) == (Shape(3, "id"), True)
+
+
+def test_how_long_an_answer_will_do_is_not_said_by_how_late_it_is_taken():
+    topic, admin, _, now = slow_topic()
+    now[0] = 5.0
+    topic.last_shape([0], float("inf"))
+    admin.answer(3)
+    now[0] = 5.8
+    assert topic.last_shape([0], float("inf")) == (Shape(3, "id"), True)
+    now[0] = 6.1
+    assert topic.last_shape([0], float("inf")) == (Shape(3, "id"), False)
 
 
 def test_partitions_that_the_topic_does_not_have_are_asked_for_once():
@@ -264,7 +282,7 @@ def test_partitions_that_the_topic_does_not_have_are_asked_for_once():
 
 def test_if_the_topic_is_gone_that_is_said_and_the_next_answer_waited_for():
     topic, admin, _, now = slow_topic()
-    now[0] = 20.0
+    now[0] = 9.0
     topic.last_shape([0], float("inf"))
     admin.answer(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
     admin.ready.append(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
@@ -274,7 +292,7 @@ def test_if_the_topic_is_gone_that_is_said_and_the_next_answer_waited_for():
 
 def test_without_an_answer_another_client_is_asked():
     topic, admin, given_up, now = slow_topic()
-    now[0] = 20.0
+    now[0] = 9.0
     topic.last_shape([0], float("inf"))
     admin.answer(KafkaError(KafkaError._TRANSPORT))
     admin.ready.append(4)
