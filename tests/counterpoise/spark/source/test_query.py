@@ -201,8 +201,12 @@ def running(
     )
     consumption.start()
     yield consumption
+    stop(consumption)
+
+
+def stop(consumption: Consumption) -> None:
+    """Stop it, and wait for its probe: it may still use a connection that a fixture closes next."""
     consumption.stop()
-    # It may still look ahead, on a connection that the fixture is about to close.
     consumption._probe._thread.join()
 
 

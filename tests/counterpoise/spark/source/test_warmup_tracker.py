@@ -23,7 +23,7 @@ from counterpoise.spark.source.progress import Progress, SharedProgress
 from counterpoise.spark.source.query import Consumption
 from counterpoise.spark.source.warmup_tracker import WarmupTracker
 from tests.counterpoise.spark.doubles import Queue
-from tests.counterpoise.spark.source.test_query import FlowDouble, ends, next_offset
+from tests.counterpoise.spark.source.test_query import FlowDouble, ends, next_offset, stop
 from tests.log_support import append, log, log_url, until
 
 __all__ = ["log", "log_url"]
@@ -148,7 +148,7 @@ def consumption(flow: FlowDouble, log: PostgresLog) -> Iterator[Consumption]:
     consumption = running(flow, log, warmup=True)
     consumption.start()
     yield consumption
-    consumption.stop()
+    stop(consumption)
 
 
 def replays(offset: dict[str, Any]) -> dict[str, tuple[int, str, str]]:
@@ -251,7 +251,7 @@ def test_without_the_option_nothing_is_replayed(flow: FlowDouble, log: PostgresL
         flow.queue.partitions[0].grant("me", "replaced")
         assert consumption.next_offset(offset, None) is offset
     finally:
-        consumption.stop()
+        stop(consumption)
 
 
 def test_with_snapshots_the_driver_reports_ready_partitions(
@@ -270,4 +270,4 @@ def test_with_snapshots_the_driver_reports_ready_partitions(
         # The driver is responsible for its state.
         assert ends(next_offset(consumption, EMPTY)) == {"0": ("4", "6")}
     finally:
-        consumption.stop()
+        stop(consumption)
