@@ -5,8 +5,9 @@
 
 One Apache Kafka (a broker in a process, KRaft) and a service on an embedded Postgres share the
 machine with all consumers, which are threads of this process: two cores have no place for 40
-processes. Each variant has topics of its own, all with the same partitions and messages. A program
-takes one message after the other and does nothing with it.
+processes. The messages come from a process beside it (`benchmarks.producing`). Each variant has
+topics of its own, all with the same partitions and messages. A program takes one message after the
+other and does nothing with it.
 
 * *Counterpoise*: `counterpoise.consumer.Consumer`; leaves by `stop()`, which drains.
 * *range*, *cooperative-sticky*: the classic protocol of confluent-kafka; the members plan.

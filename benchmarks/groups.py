@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.handoffs import until
 from benchmarks.members import CounterpoiseMember, GroupMember, Member, ShareMember
 from benchmarks.observer import Moves, Observer, least_moves, moves
-from benchmarks.traffic import EVERY_SECONDS, traffic
+from benchmarks.producing import Producing, producing
+from benchmarks.traffic import EVERY_SECONDS
 from counterpoise.client import Client
 from tests import kafka_server
 
@@ -176,17 +176,6 @@ class Group:
         self.members.append(one)
         return one
 
-    def publish(self, producer: Any, numbers: Sequence[int]) -> None:
-        """A message into each of these partitions."""
-
-        def stored(error: object, message: Any) -> None:
-            if error is None:
-                self.published[message.partition()].add(message.offset())
-
-        for number in numbers:
-            producer.produce(self.topic, b"x" * 100, partition=number, on_delivery=stored)
-        producer.flush()
-
     def settle(self, partitions: int, since: float, quiet_seconds: float = QUIET_SECONDS) -> None:
         """Wait until all partitions are owned evenly and deliver. Raises RuntimeError."""
         observer, count = self.observer, len(self.members)
@@ -246,15 +235,12 @@ def group(stage: Stage, variant: Variant, what: str, partitions: int, most: int)
 _PLAIN = str.maketrans(", ", "--")
 
 
-@contextmanager
-def published(one: Group, partitions: int, per_second: int = PER_SECOND) -> Iterator[None]:
+def published(
+    one: Group, partitions: int, per_second: int = PER_SECOND
+) -> AbstractContextManager[Producing]:
     """So many messages a second and partition."""
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": one.stage.kafka.bootstrap, "linger.ms": 0})
-    turns = itertools.cycle(range(every := PER_SECOND // per_second))
-    with traffic(lambda: one.publish(producer, range(next(turns), partitions, every))):
-        yield
+    every = PER_SECOND // per_second
+    return producing(one.stage.kafka.bootstrap, one.topic, partitions, every, one.published)
 
 
 # ---------------------------------------------------------------------- scenarios
@@ -346,19 +332,17 @@ class Growth:
 
 def growth(stage: Stage, variant: Variant, what: str, sizes: Sizes = FULL) -> Growth:
     """Partitions are added while consumers work."""
-    from confluent_kafka import Producer
-
     before, after = sizes.growth
     with group(stage, variant, what, before, sizes.growth_members) as one:
         observer = one.observer
-        with published(one, before, sizes.slow_per_second):
+        with published(one, before, sizes.slow_per_second) as source:
             for _ in range(sizes.growth_members):
                 one.start()
             one.settle(before, time.perf_counter())
             owned, at, began = observer.owned.copy(), len(observer.changes), time.perf_counter()
             stage.kafka.grow_topic(one.topic, after)
             new = range(before, after)
-            one.publish(Producer({"bootstrap.servers": stage.kafka.bootstrap}), new)
+            source.once(new)
 
             def delivered() -> bool:
                 return observer.all_delivering(new, began)
