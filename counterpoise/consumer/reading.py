@@ -145,6 +145,10 @@ def read_range(
     return _chunks(parts, following), following
 
 
+def _places(ends: Mapping[Lane, str]) -> dict[int, str]:
+    return {lane.partition: end for lane, end in ends.items()}
+
+
 def _without_leader(numbers: list[int]) -> LogUnavailable:
     named = ", ".join(map(str, numbers[:MOST_NAMED]))
     if len(numbers) == 1:
@@ -194,11 +198,10 @@ class Reader:
         # has called without a message since the last one.
         self._at_ends: dict[Lane, str] = {}
         self._in_vain, self._called_at = 0, 0.0
-        # Up to where there are messages in lanes that need not be asked for; at which ends lanes
-        # have waited last; and the last bounds. A turn for all is due now and then.
+        # Up to where there are messages in lanes that need not be asked for, and at which ends
+        # lanes have waited last. A turn for all is due now and then.
         self._known: dict[Lane, str] = {}
         self._waited_at: dict[Lane, str] = {}
-        self._bounds: Bounds | None = None
         self._all_at = 0.0
         # Since when and until when a partition is set apart; since when there was always one, and
         # why.
@@ -269,8 +272,8 @@ class Reader:
         """Wait until there may be something to read."""
         ends, log = self._at_ends, self._log
         if ends and log is not None:
-            places = self._wait_at(ends)
-            while (rest := log.watch(places)) is not None:
+            self._waited_at, self._known = ends, {**ends}
+            while (rest := log.watch(_places(ends))) is not None:
                 if rest.seconds <= 0.0:
                     now = time.monotonic()
                     calm = now - self._called_at > CALM_SECONDS
@@ -288,17 +291,12 @@ class Reader:
         """Whether messages have come for lanes that wait while others are read."""
         waiting = {lane: end for lane, end in self._known.items() if lane.read_to == end}
         if waiting and self._log is not None:
-            rest = self._log.watch(self._wait_at(waiting, among=self._known))
+            self._waited_at = waiting
+            rest = self._log.watch(_places(waiting))
             if rest is None:
                 self._known = {}
             elif rest.seconds <= 0.0:
                 self._heard(rest)
-
-    def _wait_at(
-        self, ends: dict[Lane, str], among: dict[Lane, str] | None = None
-    ) -> dict[int, str]:
-        self._waited_at, self._known = ends, dict(ends if among is None else among)
-        return {lane.partition: end for lane, end in ends.items()}
 
     def _heard(self, rest: Rest) -> None:
         """There may be messages behind the ends at which lanes wait."""
@@ -345,34 +343,36 @@ class Reader:
         If a lane comes meanwhile, those that have messages wait for the next turn.
         """
         known, self._known, self._at_ends = self._known, {}, {}
-        lanes = self._askable(self._lanes.wanting())
-        if not lanes:
+        wanting = self._askable(self._lanes.wanting())
+        if not wanting:
             self._give_back()
             return False
         self._prepared_at = None
         log = self._opened()
-        now = time.monotonic()
+        if (now := time.monotonic()) >= self._all_at:
+            known = {}
         known = {
             lane: known[lane]
-            for lane in lanes
-            if lane in known and now < self._all_at and self._need_not_ask(log, lane, known[lane])
+            for lane in wanting
+            if lane in known and self._need_not_ask(log, lane, known[lane])
         }
         if not known:
             self._all_at = now + ALL_SECONDS
-        bounds, answered = self._asked(log, lanes, known)
-        ranges = self._ranges(log, bounds, [lane for lane in lanes if lane in answered])
+        bounds = self._bounds(log, wanting, known)
+        lanes = [lane for lane in wanting if lane.partition not in bounds.unanswered]
+        ranges = self._ranges(log, bounds, lanes)
         first = self._first(log, [found for found in ranges if self._is_first(found)])
         self._waited_at = {}
-        others_wait = any(not lane.is_new for lane in lanes)
+        others_wait = any(not lane.is_new for lane in wanting)
         filled = self._fill_all(log, ranges, first, briefly=others_wait)
         if known:
             self._known = {
                 lane: bounds.ends[lane.partition]
-                for lane in answered
+                for lane in lanes
                 if lane.partition not in bounds.sealed and lane.grant.owned.state != "retiring"
             }
             at_ends = {lane: end for lane, end in self._known.items() if lane.read_to == end}
-            self._at_ends = at_ends if len(at_ends) == len(answered) else {}
+            self._at_ends = at_ends if len(at_ends) == len(lanes) else {}
         return filled
 
     def _need_not_ask(self, log: Log, lane: Lane, end: str) -> bool:
@@ -385,20 +385,14 @@ class Reader:
             return False
         return start == end or (grant.owned.resize is None and log.compare(start, end) <= 0)
 
-    def _asked(
-        self, log: Log, lanes: list[Lane], known: Mapping[Lane, str]
-    ) -> tuple[Bounds, set[Lane]]:
-        """The bounds of these lanes, and which have any: asked for, or known."""
-        bounds, ends = self._bounds, {lane.partition: end for lane, end in known.items()}
-        asked = [lane.partition for lane in lanes if lane not in known]
-        if asked or bounds is None:
+    def _bounds(self, log: Log, lanes: list[Lane], known: Mapping[Lane, str]) -> Bounds:
+        """The bounds of these lanes. Of those with known ends there are only these."""
+        bounds = Bounds(0, self.incarnation, {}, {})
+        if asked := [lane.partition for lane in lanes if lane not in known]:
             bounds = log.bounds(asked, at_once=True)
             self._set_apart(bounds)
             self.incarnation = bounds.incarnation
-            self._bounds = bounds = replace(bounds, ends={**ends, **bounds.ends})
-        else:
-            bounds = replace(bounds, starts={}, ends=ends, sealed={}, unanswered=frozenset())
-        return bounds, {lane for lane in lanes if lane.partition not in bounds.unanswered}
+        return replace(bounds, ends={**_places(known), **bounds.ends})
 
     def _fill_all(
         self,
