@@ -76,6 +76,11 @@ class Attempt:
         """How long the attempt may still take, as librdkafka accepts it."""
         return min(_MOST_SECONDS, max(_LEAST_SECONDS, self.until - time.monotonic()))
 
+    @property
+    def is_late(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic() >= self.until
+
     def answer(self, future: Future[Any]) -> Any:
         """What the cluster answers. Raises LogError, by the end of the attempt at the latest."""
         # librdkafka answers by the end; a little after it, no answer will come.

@@ -287,11 +287,11 @@ class Topic:
 
     def _take_answer(self, deadline: float) -> None:
         asking = self._asking
-        if asking is None or not (asking.future.done() or asking.is_late):
+        if asking is None or not (asking.future.done() or asking.attempt.is_late):
             return
         self._asking = None
         try:
-            if asking.is_late:
+            if not asking.future.done():
                 raise NoAnswer("no answer in time")
             shape = self._shape_of(asking.attempt, asking.future)
             self._keep(shape, asking.at, asking.took_seconds)
@@ -438,11 +438,6 @@ class _Described:
         """The answer has come. It is taken later."""
         self.took_seconds = at - self.at
 
-    @property
-    def is_late(self) -> bool:
-        """Whether it has no answer, and its time is over."""
-        return not self.future.done() and time.monotonic() >= self.attempt.until
-
 
 def _gathered(attempt: Attempt, asked: _Asked, *, least: int = 0) -> dict[int, int]:
     found = {place.partition: int(attempt.answer(future).offset) for place, future in asked.items()}
@@ -460,11 +455,6 @@ class FirstAsked:
     attempt: Attempt
     start: Future[Any]
     end: Future[Any]
-
-    @property
-    def is_late(self) -> bool:
-        """Whether its time is over."""
-        return time.monotonic() >= self.attempt.until
 
     @property
     def is_over(self) -> bool:
@@ -510,7 +500,7 @@ class FirstBounds:
         These are of new questions: others have been waited for.
         """
         for number, one in [*self._asked.items()]:
-            if one.is_late:
+            if one.attempt.is_late:
                 del self._asked[number]
                 if not one.is_over:
                     self._give_up(one.attempt)

@@ -50,6 +50,7 @@ from counterpoise.logs.kafka.cluster import (
     Clients,
     FirstBounds,
     Replication,
+    Shape,
     Sizes,
     Topic,
     leave_alone,
@@ -261,35 +262,39 @@ class KafkaLog(NumberedLog):
         """
         deadline = self._begin()
         self._cursors.stop_stale()
-        waiting, fresh = set[int](), set[int]()
+        waiting = set[int]()
         if at_once:
-            shape, is_recent = self._topic.last_shape(partitions, deadline)
-            if any(one >= shape.partition_count for one in self._ends.keys() & partitions):
-                # It was made again with fewer, or the broker that answered did not know it all.
-                shape, is_recent = self._topic.shape(deadline), True
-            fresh = {*partitions} - self._ends.keys()
-            # The question for such a one would be repeated by librdkafka, for all partitions.
-            waiting = {
-                one
-                for one in fresh
-                if one in shape.leaderless or (one >= shape.partition_count and not is_recent)
-            }
+            shape, waiting = self._last_shape(partitions, deadline)
         elif partitions and self._ends.keys() >= {*partitions}:
             shape = self._topic.recent_shape(partitions, deadline)
         else:
             shape = self._topic.shape(deadline)
         existing = {one for one in partitions if one < shape.partition_count} - waiting
-        first, following = self._bounds_of([*(existing - fresh)], existing & fresh, deadline)
+        fresh = existing - self._ends.keys() if at_once else set[int]()
+        first, following = self._bounds_of([*(existing - fresh)], fresh, deadline)
         if any(end < self._ends.get(one, 0) for one, end in following.items()):
             shape = self._topic.shape(deadline)
         self._ends.update(following)
-        unanswered = waiting | (existing & fresh) - following.keys()
+        unanswered = waiting | (fresh - following.keys())
         answered = [one for one in partitions if one not in unanswered]
         starts = {one: str(first.get(one, 0)) for one in answered}
         ends = {one: str(following.get(one, 0)) for one in answered}
         return Bounds(
             shape.partition_count, shape.incarnation, starts, ends, unanswered=frozenset(unanswered)
         )
+
+    def _last_shape(self, partitions: Sequence[int], deadline: float) -> tuple[Shape, set[int]]:
+        """The topic as last answered, and which of these partitions wait: they have no leader, or
+        the next answer will say whether they are there. librdkafka would repeat the question for
+        their offsets, for all partitions of the topic.
+        """
+        shape, is_recent = self._topic.last_shape(partitions, deadline)
+        if any(one >= shape.partition_count for one in self._ends.keys() & partitions):
+            # It was made again with fewer, or the broker that answered did not know it all.
+            shape, is_recent = self._topic.shape(deadline), True
+        new = {*partitions} - self._ends.keys()
+        beyond = set() if is_recent else {one for one in new if one >= shape.partition_count}
+        return shape, (new & shape.leaderless) | beyond
 
     def _bounds_of(
         self, known: Sequence[int], fresh: Collection[int], deadline: float
