@@ -13,6 +13,7 @@ its meaning.
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -190,9 +191,12 @@ def telling_line(output: bytes) -> str:
 
 def ends_of(lines: Iterable[str]) -> list[str]:
     """The lines of a server that say that a process of it has ended, and how, or that it ends."""
-    return [line for line in lines if any(mark in line for mark in _ENDS)]
+    return [line for line in lines if _ENDS.search(line)]
 
 
 _MARKS = ("PANIC:", "FATAL:", "ERROR:", "error:")
 _FOLLOWING = ("FATAL:  the database system is ", "FATAL:  checkpoint request failed")
-_ENDS = ("PANIC:", " was terminated by signal ", ") exited with exit code ")
+# A background worker exits with 1 in an orderly shutdown.
+_ENDS = re.compile(
+    "PANIC:| was terminated by signal |LOG:  (?!background worker ).* exited with exit code "
+)

@@ -496,6 +496,8 @@ def test_a_refused_client_is_not_why_a_start_failed() -> None:
     assert telling_line(reason + b"\n" + refused + b"\n") == reason.decode()
     killed = b"LOG:  startup process (PID 9) was terminated by signal 9: Killed"
     assert telling_line(killed + b"\n" + refused + b"\n") == killed.decode()
+    left = b'LOG:  background worker "logical replication launcher" (PID 7) exited with exit code 1'
+    assert telling_line(refused + b"\n" + left + b"\n") == refused.decode()
     cause = b'ERROR:  could not open directory "pg_logical/mappings": No such file or directory'
     following = b"FATAL:  checkpoint request failed"
     assert telling_line(cause + b"\n" + following + b"\n") == cause.decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,18 @@ def take(url: str) -> socket.socket:
     return listener
 
 
+@pytest.fixture
+def started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[EmbeddedPostgres, str]]:
+    """A Postgres in `tmp_path` that is soon started again, and its URL."""
+    monkeypatch.setattr("broker.postgres.keeper.PAUSE_SECONDS", 0.1)
+    postgres = EmbeddedPostgres(tmp_path, settings=FAST)
+    url = postgres.start()
+    yield postgres, url
+    postgres.stop()
+
+
 def test_a_postgres_that_is_killed_runs_again(tmp_path: Path) -> None:
     postgres = EmbeddedPostgres(tmp_path)
     url = postgres.start()
@@ -79,65 +92,52 @@ def test_a_postgres_that_is_killed_runs_again(tmp_path: Path) -> None:
     assert started_at(url) is None
 
 
-def test_a_failed_start_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.postgres.keeper.PAUSE_SECONDS", 0.1)
-    postgres = EmbeddedPostgres(tmp_path, settings=FAST)
-    url = postgres.start()
+def test_a_failed_start_is_tried_again(
+    tmp_path: Path, started: tuple[EmbeddedPostgres, str]
+) -> None:
+    postgres, url = started
     version = tmp_path / "postgres" / "PG_VERSION"
-    try:
-        with structlog.testing.capture_logs() as logs, PostgresKeeper(postgres, url):
-            right = version.read_text()
-            version.write_text("7\n")
-            kill(tmp_path)
-            eventually(lambda: sum("yet" in line["event"] for line in logs) > 1)
-            assert "was made by Postgres 7" in logs[-1]["error"]
-            version.write_text(right)
-            eventually(lambda: started_at(url))
-    finally:
-        postgres.stop()
+    with structlog.testing.capture_logs() as logs, PostgresKeeper(postgres, url):
+        right = version.read_text()
+        version.write_text("7\n")
+        kill(tmp_path)
+        eventually(lambda: sum("yet" in line["event"] for line in logs) > 1)
+        assert "was made by Postgres 7" in logs[-1]["error"]
+        version.write_text(right)
+        eventually(lambda: started_at(url))
 
 
 def test_a_failed_recovery_from_a_crash_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, started: tuple[EmbeddedPostgres, str]
 ) -> None:
     """A Postgres that recovers without ending would never end nor serve (`keeper`)."""
-    monkeypatch.setattr("broker.postgres.keeper.PAUSE_SECONDS", 0.1)
-    postgres = EmbeddedPostgres(tmp_path, settings=FAST)
-    url = postgres.start()
+    postgres, url = started
     # No recovery gets past it.
     obstacle = tmp_path / "postgres" / "backup_label"
-    try:
-        with structlog.testing.capture_logs() as logs, PostgresKeeper(postgres, url):
-            obstacle.write_text("this is no label\n")
-            with suppress(psycopg.OperationalError), psycopg.connect(url) as connection:
-                os.kill(connection.info.backend_pid, signal.SIGKILL)
-            eventually(lambda: any("yet" in line["event"] for line in logs))
-            assert "was terminated by signal 9" in logs[0]["reason"]
-            assert "backup_label" in logs[-1]["error"]
-            obstacle.unlink()
-            eventually(lambda: started_at(url))
-    finally:
-        postgres.stop()
+    with structlog.testing.capture_logs() as logs, PostgresKeeper(postgres, url):
+        obstacle.write_text("this is no label\n")
+        with suppress(psycopg.OperationalError), psycopg.connect(url) as connection:
+            os.kill(connection.info.backend_pid, signal.SIGKILL)
+        eventually(lambda: any("yet" in line["event"] for line in logs))
+        assert "was terminated by signal 9" in logs[0]["reason"]
+        assert "backup_label" in logs[-1]["error"]
+        obstacle.unlink()
+        eventually(lambda: started_at(url))
 
 
 def test_it_waits_for_its_port_when_another_program_has_taken_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, started: tuple[EmbeddedPostgres, str]
 ) -> None:
-    monkeypatch.setattr("broker.postgres.keeper.PAUSE_SECONDS", 0.1)
-    postgres = EmbeddedPostgres(tmp_path, settings=FAST)
-    url = postgres.start()
-    try:
-        kill(tmp_path)
-        with (
-            take(url) as other,
-            structlog.testing.capture_logs() as logs,
-            PostgresKeeper(postgres, url),
-        ):
-            eventually(lambda: sum("yet" in line["event"] for line in logs) > 1)
-            assert f"port {urlsplit(url).port} on 127.0.0.1 is taken" in logs[-1]["error"]
-            # A service that is started again now wants the same port.
-            assert (tmp_path / "port").read_text().strip() == str(urlsplit(url).port)
-            other.close()
-            eventually(lambda: started_at(url))
-    finally:
-        postgres.stop()
+    postgres, url = started
+    kill(tmp_path)
+    with (
+        take(url) as other,
+        structlog.testing.capture_logs() as logs,
+        PostgresKeeper(postgres, url),
+    ):
+        eventually(lambda: sum("yet" in line["event"] for line in logs) > 1)
+        assert f"port {urlsplit(url).port} on 127.0.0.1 is taken" in logs[-1]["error"]
+        # A service that is started again now wants the same port.
+        assert (tmp_path / "port").read_text().strip() == str(urlsplit(url).port)
+        other.close()
+        eventually(lambda: started_at(url))
