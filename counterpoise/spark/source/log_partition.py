@@ -3,8 +3,8 @@
 An input partition carries what the task needs to reach the log. Its credentials are short-lived and
 hidden wherever an object is shown: they travel inside the pickle and nowhere else.
 
-Apart from `tasks`, because the processes that plan need none of what reads: Arrow's functions take
-as long to load as all else of the source's reader.
+This is a module of its own because the processes that plan need none of what reads (`tasks`):
+Arrow's functions take as long to load as all else of the source's reader.
 """
 
 from __future__ import annotations
