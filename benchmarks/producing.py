@@ -65,14 +65,18 @@ def main() -> None:
     servers, topic, partitions, every = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:5])
     acknowledged: defaultdict[int, list[int]] = defaultdict(list)
 
-    def stored(error: object, message: Any) -> None:
-        if error is None:
-            acknowledged[message.partition()].append(message.offset())
-
     def publish(producer: Any, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            producer.produce(topic, b"x" * 100, partition=number, on_delivery=stored)
-        producer.flush()
+        left = {*numbers}
+
+        def stored(error: object, message: Any) -> None:
+            if error is None:
+                acknowledged[message.partition()].append(message.offset())
+                left.discard(message.partition())
+
+        while left:  # a broker may not know yet that the topic has grown
+            for number in sorted(left):
+                producer.produce(topic, b"x" * 100, partition=number, on_delivery=stored)
+            producer.flush()
 
     def maker() -> Any:
         return Producer({"bootstrap.servers": servers, "linger.ms": 0})

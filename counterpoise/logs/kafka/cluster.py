@@ -55,8 +55,10 @@ _NONE = -1
 SHAPE_TIMES = 10
 SHAPE_SECONDS = 1.0
 LONGEST_SHAPE_SECONDS = 10.0
-# How long librdkafka may look for the leader of a partition that nobody waits for.
-FIRST_ASKED_SECONDS = 2.0
+# How long librdkafka may take for a question that nobody waits for: half as long again after each
+# that had no answer.
+AWAITED_SECONDS = 2.0
+AWAITED_GROWTH, LONGEST_AWAITED_SECONDS = 1.5, 30.0
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 SAMPLED_PARTITIONS = 3
@@ -280,7 +282,7 @@ class Topic:
         is_recent = beyond <= self._absent and now < until
         is_complete = is_recent and shape.leaderless.isdisjoint(partitions)
         if not is_complete and self._asking is None:
-            attempt = self._questions.attempt(FIRST_ASKED_SECONDS)
+            attempt = self._questions.attempt(AWAITED_SECONDS)
             asking = self._asking = _Described(attempt, self._describe(attempt), now, beyond)
             asking.future.add_done_callback(lambda _: asking.answered(self._monotonic()))
         return shape, is_recent
@@ -359,15 +361,16 @@ class Topic:
 
         return self._questions.ask(question, deadline)
 
-    def begin_bounds(self, partitions: Collection[int]) -> Mapping[int, FirstAsked]:
-        """Asks for the same without waiting. Raises LogError if the access is not valid."""
+    def begin_bounds(self, partitions: Collection[int], seconds: float) -> Mapping[int, Awaited]:
+        """Asks for the same without waiting, for so long. Raises LogError if the access is not
+        valid.
+        """
         wanted = list(partitions)
-        attempt = self._questions.attempt(FIRST_ASKED_SECONDS)
+        attempt = self._questions.attempt(seconds)
         starts = self._asked(attempt, wanted, OffsetSpec.earliest())
         ends = self._asked(attempt, wanted, OffsetSpec.latest())
         return {
-            place.partition: FirstAsked(attempt, start, ends[place])
-            for place, start in starts.items()
+            place.partition: Awaited(attempt, start, ends[place]) for place, start in starts.items()
         }
 
     def offsets_at(
@@ -449,7 +452,7 @@ def _gathered(attempt: Attempt, asked: _Asked, *, least: int = 0) -> dict[int, i
 
 
 @dataclass(frozen=True, slots=True)
-class FirstAsked:
+class Awaited:
     """The question for the bounds of one partition, under way or answered."""
 
     attempt: Attempt
@@ -474,44 +477,51 @@ class FirstAsked:
             if isinstance(error, NoAnswer | LogAccessRefused):
                 raise
             return None
-        return None if min(found) < 0 else (found[0], found[1])
+        if min(found) < 0:  # as `_gathered` finds
+            raise NoAnswer("a broker went away before it answered")
+        return found[0], found[1]
 
 
-class FirstBounds:
-    """Bounds of partitions that a log has not been asked for yet, got without waiting for them.
+class AwaitedBounds:
+    """Bounds of partitions, got without waiting for any of them for long.
 
-    The partitions by which a topic has grown have no leader for a while, each for another one. Who
-    waited for them would read nothing of all others meanwhile. For one thread at a time.
+    The partitions by which a topic has grown have no leader for a while, each for another one, and
+    the brokers that make them answer late. Who waited for them would read nothing of all others
+    meanwhile. librdkafka gives all answers of a question together: if a broker is lost, at the end
+    of the attempt. For one thread at a time.
     """
 
     def __init__(
         self,
-        begin: Callable[[Collection[int]], Mapping[int, FirstAsked]],
+        begin: Callable[[Collection[int], float], Mapping[int, Awaited]],
         give_up: Callable[[Attempt], None],
     ) -> None:
         """`begin` asks. `give_up`: an attempt had no answer (`counterpoise.logs.kafka.answers`)."""
         self._begin = begin
         self._give_up = give_up
-        self._asked: dict[int, FirstAsked] = {}
+        self._asked: dict[int, Awaited] = {}
+        self._seconds = AWAITED_SECONDS
 
     def ask(self, partitions: Iterable[int]) -> Iterable[Future[Any]]:
         """Asks for those of which no answer is awaited. Returns the answers to wait for.
 
         These are of new questions: others have been waited for.
         """
-        for number, one in [*self._asked.items()]:
-            if one.attempt.is_late:
+        late = {n: one for n, one in self._asked.items() if one.attempt.is_late}
+        self._had_no_answer(one.attempt for one in late.values() if not one.is_over)
+        for number, one in late.items():
+            # The answers of a question that a lost broker held up come at its end.
+            if not one.is_over or time.monotonic() >= one.attempt.until + AWAITED_SECONDS:
                 del self._asked[number]
-                if not one.is_over:
-                    self._give_up(one.attempt)
         new = [one for one in partitions if one not in self._asked]
-        began = self._begin(new) if new else {}
+        began = self._begin(new, self._seconds) if new else {}
         self._asked.update(began)
         return [future for one in began.values() for future in (one.start, one.end)]
 
     def answers(self, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
         """First and end offset of those that have answered. Raises LogAccessRefused."""
         found = {}
+        without: list[Attempt] = []
         for number in partitions:
             one = self._asked[number]
             if not one.is_over:
@@ -520,11 +530,19 @@ class FirstBounds:
             try:
                 answer = one.answer()
             except NoAnswer:
-                self._give_up(one.attempt)
+                without.append(one.attempt)
             else:
                 if answer is not None:
                     found[number] = answer
+        self._had_no_answer(without)
+        if found and not without:
+            self._seconds = AWAITED_SECONDS
         return found
+
+    def _had_no_answer(self, attempts: Iterable[Attempt]) -> None:
+        for attempt in {id(one): one for one in attempts}.values():
+            self._give_up(attempt)
+            self._seconds = min(AWAITED_GROWTH * self._seconds, LONGEST_AWAITED_SECONDS)
 
     def forget(self) -> list[AdminClient]:
         """Awaits no answer any more. Returns the clients that were asked."""

@@ -47,8 +47,8 @@ from counterpoise.logs.kafka.answers import Questions
 from counterpoise.logs.kafka.appender import Appender, find_appends
 from counterpoise.logs.kafka.cluster import (
     SAMPLED_MESSAGES,
+    AwaitedBounds,
     Clients,
-    FirstBounds,
     Replication,
     Shape,
     Sizes,
@@ -67,7 +67,7 @@ from counterpoise.logs.rows import Rows, microseconds_of
 # A read of fewer offsets is light.
 LIGHT = 500
 # How long partitions that are asked for first are waited for after the others have answered, which
-# could be read; and how long if no other was read yet.
+# could be read, and those that the reader waits at; and how long if no other was read yet.
 FRESH_SECONDS = 0.05
 CONNECT_SECONDS = 1.0
 
@@ -109,10 +109,13 @@ class KafkaLog(NumberedLog):
         self._watching = KafkaWatching(
             self.name,
             self._clients.watching_consumer,
-            lambda ends: self._topic.bounds(ends, self._begin())[1],
+            self._ends_soon,
         )
         self._ends: dict[int, int] = {}  # as last answered
-        self._fresh = FirstBounds(self._topic.begin_bounds, self._questions.give_up)
+        # Of partitions that are asked for first, and of those that the reader waits at.
+        self._fresh, self._watched = (
+            AwaitedBounds(self._topic.begin_bounds, self._questions.give_up) for _ in range(2)
+        )
         self._sizes = Sizes(self._sample)
         self._appending = threading.Lock()
         self._appender = Appender(
@@ -314,6 +317,11 @@ class KafkaLog(NumberedLog):
             return rest
         return replace(rest, seconds=min(rest.seconds, left))
 
+    def _ends_soon(self, partitions: Collection[int]) -> dict[int, int]:
+        self._begin()
+        wait(self._watched.ask(partitions), FRESH_SECONDS)
+        return {one: end for one, (_, end) in self._watched.answers(partitions).items()}
+
     def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
         """See `Log.ages`. Fetches a record of each partition, for a fifth of the time limit."""
         offsets = {partition: self.number(position) for partition, position in positions.items()}
@@ -365,7 +373,8 @@ class KafkaLog(NumberedLog):
     def close(self) -> None:
         with self._appending:
             self._appender.close()
-        self._fresh.forget()
+        for awaited in (self._fresh, self._watched):
+            awaited.forget()
         self._topic.forget()
         self._cursors.close()
         self._watching.close()
@@ -374,7 +383,8 @@ class KafkaLog(NumberedLog):
     def _forked(self) -> None:
         """In a forked child: do not use or touch any object made before the fork."""
         self._appending = threading.Lock()
-        leave_alone(*self._fresh.forget(), *self._topic.forget(), self._appender.abandon())
+        asked = (*self._fresh.forget(), *self._watched.forget(), *self._topic.forget())
+        leave_alone(*asked, self._appender.abandon())
         self._cursors.abandon()
         self._watching.abandon()
         self._clients.abandon()

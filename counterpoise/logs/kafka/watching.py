@@ -68,7 +68,9 @@ class KafkaWatching:
         ends: Callable[[Mapping[int, int]], Mapping[int, int]],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`make` makes a consumer with `WATCHING`; `ends` asks for the ends of such partitions."""
+        """`make` makes a consumer with `WATCHING`. `ends` asks for the ends of partitions at such
+        ends, and returns those that it has at once.
+        """
         self._topic = topic
         self._make = make
         self._asked_ends = ends
@@ -103,11 +105,9 @@ class KafkaWatching:
         self._new = {one: until for one, until in self._new.items() if now < until}
         unsure = {one: end for one, end in ends.items() if one in self._new}
         if unsure and now >= self._look_new_at:
-            if moved:
-                moved = {**dict.fromkeys(unsure), **moved}  # the reader asks for these
-            else:
-                asked = self._asked_ends(unsure)
-                moved = {one: str(end) for one, end in asked.items() if end > unsure[one]}
+            asked = self._asked_ends(unsure)
+            beyond = {one: str(end) for one, end in asked.items() if end > unsure[one]}
+            moved = {**beyond, **moved}
             took, self._looks = self._monotonic() - now, self._looks + 1
             rest = max(NEW_LOOK.after(self._looks), min(LOOK_REST * took, LONGEST_LOOK_REST))
             self._look_new_at = now + took + rest

@@ -1,6 +1,8 @@
 """Questions about a topic while its partitions change their leaders, and while brokers are lost."""
 
+import time
 from concurrent.futures import Future
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +10,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from counterpoise.logs import LogAccessRefused, LogNotFound, LogUnavailable
 from counterpoise.logs.kafka.access import Failures, parse_access
-from counterpoise.logs.kafka.answers import Questions
-from counterpoise.logs.kafka.cluster import Shape, Topic
+from counterpoise.logs.kafka.answers import Attempt, Questions
+from counterpoise.logs.kafka.cluster import Awaited, AwaitedBounds, Shape, Topic
 
 
 class Moving:
@@ -310,3 +312,69 @@ def test_a_partition_without_a_leader_is_asked_for_until_it_has_one():
     admin.answer(4)
     assert topic.last_shape([0, 2], float("inf")) == (Shape(4, "id"), True)
     assert len(admin.asked) == 3
+
+
+# ------------------------------------------------------------------ nobody waits for the answers
+
+
+class AskedLate:
+    """Questions that end when they are asked, at the time `until`."""
+
+    def __init__(self):
+        self.until = 0.0
+        self.asked, self.given_up = [], []
+        self.futures: dict[int, tuple[Future[SimpleNamespace], Future[SimpleNamespace]]] = {}
+        self.awaited = AwaitedBounds(self.begin, self.given_up.append)
+
+    def begin(self, partitions, seconds):
+        trouble = Failures(parse_access("kafka://h/orders", None), "orders")
+        attempt = Attempt(Moving(None, 0), self.until, trouble)
+        self.asked.append((*partitions, seconds))
+        self.futures.update({one: (Future(), Future()) for one in partitions})
+        return {one: Awaited(attempt, *self.futures[one]) for one in partitions}
+
+    def answer(self, partition, start, end):
+        for future, offset in zip(self.futures[partition], (start, end), strict=True):
+            future.set_result(SimpleNamespace(offset=offset))
+
+    def __call__(self, *partitions):
+        self.awaited.ask(partitions)
+        return self.awaited.answers(partitions)
+
+
+def test_questions_without_an_answer_have_longer_each_time_and_another_client():
+    log = AskedLate()
+    for _ in range(3):
+        assert log(0, 1) == {}
+    assert log.asked == [(0, 1, 2.0), (0, 1, 3.0), (0, 1, 4.5)]
+    assert len(log.given_up) == 2, "once for each question"
+    log.until = inf
+    log(0, 1)
+    log.answer(0, 3, 4)
+    assert log(0, 1) == {0: (3, 4)}
+    log.answer(1, 3, 4)
+    assert log(1) == {1: (3, 4)}
+    log(1)
+    assert log.asked[-1] == (1, 2.0)
+
+
+def test_what_a_lost_broker_held_up_is_taken_and_its_own_partitions_are_asked_for_again():
+    """librdkafka gives all answers at the end then, and an offset that is none."""
+    log = AskedLate()
+    log.until = time.monotonic() - 0.1
+    assert log(0, 1) == {}
+    log.answer(0, 3, 4)
+    log.answer(1, -1001, -1001)
+    assert log(0, 1) == {0: (3, 4)}
+    assert len(log.given_up) == 1
+    log(1)
+    assert log.asked == [(0, 1, 2.0), (1, 3.0)]
+
+
+def test_an_answer_that_was_not_taken_for_long_is_not_taken_any_more():
+    log = AskedLate()
+    log.until = time.monotonic() - 100
+    log(0)
+    log.answer(0, 3, 4)
+    assert log(0) == {}
+    assert log.asked == [(0, 2.0)] * 2

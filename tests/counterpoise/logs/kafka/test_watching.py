@@ -139,15 +139,20 @@ def fetched():
 
 
 def test_a_partition_that_comes_while_the_reader_is_busy_is_assigned_and_asked_for(fetched):
-    consumer, waits_for, now = fetched
+    (consumer, waits_for, now), asked = fetched, []
     assert waits_for.watch({0: 0}).seconds
     now[0] += watching.NEW_SECONDS
     assert waits_for.watch({0: 0}).seconds
     consumer.events.put(Placed(0, Event(0)))
     eventually(lambda: waits_for.watch({0: 0}).moved == {0: "1"})
-    # The thread takes nothing now, and the reader has the other partition from the next turn.
-    assert waits_for.watch({0: 0, 1: 0}).moved == {0: "1", 1: None}
-    assert waits_for.watch({0: 0, 1: 0}).moved == {0: "1"}, "it has just asked for it"
+    # The thread takes nothing now.
+    waits_for._asked_ends = lambda ends: asked.append([*ends]) or {}
+    for _ in range(2):
+        assert waits_for.watch({0: 0, 1: 0}).moved == {0: "1"}, "it has not answered"
+    now[0] += watching.LONGEST_LOOK_REST
+    waits_for._asked_ends = lambda ends: asked.append([*ends]) or {1: 5}
+    assert waits_for.watch({0: 0, 1: 0}).moved == {0: "1", 1: "5"}
+    assert asked == [[1], [1]], "not all the time"
     eventually(lambda: consumer.calls == ["list", {0: 0}, {1: 0}])
 
 
