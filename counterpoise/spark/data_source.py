@@ -23,7 +23,7 @@ from counterpoise.spark.driver.plain_errors import QUERIES, SOURCES, silence, us
 from counterpoise.spark.driver.stateful import refuse_at_start
 from counterpoise.spark.errors import CannotStart, InvalidOption
 from counterpoise.spark.options import read_options
-from counterpoise.spark.version import has_read_limits, require_4_1
+from counterpoise.spark.version import has_read_limits
 from counterpoise.spark.writer.options import is_for_writing, write_options
 
 if TYPE_CHECKING:
@@ -81,14 +81,12 @@ class CounterpoiseDataSource(DataSource):
         return CounterpoiseBatchReader(options, self._most_tasks(options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
-        _require_writers()
         from counterpoise.spark.driver.chains import chains_in
         from counterpoise.spark.writer.writers import StreamWriter
 
         return StreamWriter(write_options(self.options), schema, overwrite, chains_in(self.home))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        _require_writers()
         from counterpoise.spark.writer.writers import BatchWriter
 
         return BatchWriter(write_options(self.options), schema, overwrite)
@@ -98,13 +96,6 @@ class CounterpoiseDataSource(DataSource):
 
     def _most_tasks(self, options: SourceOptions) -> int:
         return options.max_input_partitions or self.cores or os.cpu_count() or 1
-
-
-def _require_writers() -> None:
-    require_4_1(
-        "writing with format('counterpoise') needs",
-        "write with .foreachBatch(counterpoise.spark.QueueSink(…)), or with a Publisher",
-    )
 
 
 def stream_reader() -> type[CounterpoiseStreamReader]:

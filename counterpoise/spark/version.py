@@ -11,7 +11,7 @@ OLDEST, BELOW = (4, 0), (5,)
 READ_LIMITS = (4, 2)
 # Since then Spark runs queries with state, and only these, without adaptive execution.
 TELLS_STATE = (4, 1)
-# Since then a processor gets rows, and a writer Arrow's batches.
+# Since then a processor gets rows, and PySpark has a writer of streams that gets Arrow's batches.
 ROWS_AND_BATCHES = (4, 1)
 RANGE = "PySpark 4.0 or later, below 5"
 HOW = "pip install --upgrade 'counterpoise[spark]'"
@@ -32,10 +32,13 @@ def tells_state(version: str) -> bool:
     return _parts(version) >= TELLS_STATE
 
 
+def streams_batches(version: str) -> bool:
+    """Whether PySpark has a writer of streams that gets Arrow's batches."""
+    return _parts(version) >= ROWS_AND_BATCHES
+
+
 def require_4_1(what: str, instead: str) -> None:
-    """Raises Unsupported on PySpark 4.0, which has no `transformWithState` for rows and no writers
-    of Arrow batches.
-    """
+    """Raises Unsupported on PySpark 4.0, which has no `transformWithState` for rows."""
     from pyspark import __version__ as version
 
     if _parts(version) < ROWS_AND_BATCHES:

@@ -17,14 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark import __version__ as version
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from counterpoise.spark.driver.chains import Chain
 from counterpoise.spark.errors import InvalidOption, InvalidRows, Unsupported
+from counterpoise.spark.version import streams_batches
 from counterpoise.spark.writer.appender import TargetQueue, append_all, check_columns
 from counterpoise.spark.writer.numbering import (
     AtLeastOnce,
@@ -39,6 +37,17 @@ from counterpoise.spark.writer.target import target_of
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+if TYPE_CHECKING or streams_batches(version):
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+else:
+    from pyspark.sql.datasource import DataSourceStreamWriter
+
+    class DataSourceStreamArrowWriter(DataSourceStreamWriter, DataSourceArrowWriter):
+        """To 4.0 a writer of batches is one that gets Arrow's, and it asks nothing else of one that
+        is made for a stream.
+        """
+
 
 logger = logging.getLogger("counterpoise.spark")
 

@@ -1,12 +1,13 @@
 """The tests' application with every sink, on all queues `orders-*` in one stream.
 
-Before its query it tries what must not start, and writes down how that is refused.
+Before its query it tries what must not start, and writes down how that is refused. And it writes
+messages to a queue that come from none, by a batch and by a stream.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ HAS_PROCESSORS = not pyspark.__version__.startswith("4.0.")
 
 
 class EverySink(FencedApplication):
-    """`results`: a database and a queue."""
+    """`results`: a database, a queue, and a queue for others."""
 
     module = "tests.counterpoise.spark.situations"
 
@@ -61,6 +62,7 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
     options = {name: value for name, value in settings["options"].items() if name != "queue"}
     rows = read_queues(spark, "orders-*", **options)
     (home / "refused").write_text(json.dumps(dict(refusals(spark, rows))))
+    write_others(spark, home, {"queue": settings["results"]["others"], "url": url})
     numbers = rows.selectExpr(
         *("queue", "partition", "position", "epoch", "key", "published_at", "value"),
         "cast(cast(value as string) as bigint) as x",
@@ -103,6 +105,23 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
     control.run(started(writer.option("checkpointLocation", str(home / "checkpoint"))))
 
 
+def others(names: Iterable[str]) -> list[str]:
+    """What applications of these names write, however often they start."""
+    return [*map(str, range(9)), *names]
+
+
+def write_others(spark: SparkSession, home: Path, target: Mapping[str, str]) -> None:
+    """A batch that all applications have, and a stream of the application's own file."""
+    target = {**target, "repeatable": "true"}
+    rows = spark.range(9).selectExpr("cast(id as string) value").write.mode("append")
+    rows.format("counterpoise").options(**target, name="others").save()
+    (home / "others").mkdir(exist_ok=True)
+    (home / "others" / "file").write_text(home.name)
+    stream = spark.readStream.text(str(home / "others")).writeStream.trigger(availableNow=True)
+    stream = stream.format("counterpoise").options(**target)
+    started(stream.option("checkpointLocation", str(home / "written"))).awaitTermination()
+
+
 def refusals(spark: SparkSession, rows: DataFrame) -> Iterator[tuple[str, str]]:
     """What is refused, and the error."""
     lost: dict[str, Callable[[DataFrame], DataFrame]] = {
@@ -117,8 +136,6 @@ def refusals(spark: SparkSession, rows: DataFrame) -> Iterator[tuple[str, str]]:
         yield name, _refused(shape(rows).writeStream.format("noop").outputMode("update").start)
     if not HAS_PROCESSORS:
         yield "processors", _refused(lambda: __import__("counterpoise.spark.processors"))
-        one = spark.range(1).selectExpr("cast('' as binary) value").write.mode("append")
-        yield "writer", _refused(one.format("counterpoise").option("queue", "orders-eu").save)
     if not has_read_limits(pyspark.__version__):
         ends = rows.writeStream.format("noop").trigger(availableNow=True)
         yield "availableNow", _refused(ends.start)

@@ -19,7 +19,7 @@ from counterpoise.publisher import Publisher
 from counterpoise.spark.version import has_read_limits
 from tests.counterpoise.spark.cluster.test_standalone import values_in
 from tests.counterpoise.spark.jobs.drivers import Drivers
-from tests.counterpoise.spark.situations import AGAIN, HAS_PROCESSORS, EverySink
+from tests.counterpoise.spark.situations import AGAIN, HAS_PROCESSORS, EverySink, others
 from tests.counterpoise.spark.stage import KEYS, Stage, staged
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
@@ -51,8 +51,9 @@ class Everything(Stage):
         given = {"rebalance_delay": 0.2, "max_handoff_time": 600}
         self.client.create_queue(FIXED, 3, **given)
         self.client.create_queue(DYNAMIC, 2, partitioning="dynamic", **given)
-        self.client.create_queue("out", 2)
-        results = {"database": database, "queue": "out"}
+        for name in ("out", "others"):
+            self.client.create_queue(name, 2)
+        results = {"database": database, "queue": "out", "others": "others"}
         self.one, self.two = (
             self.add(
                 EverySink(
@@ -205,11 +206,11 @@ def check_refusals(refused: dict[str, str]) -> None:
     for name in lost:
         assert refused[name].startswith("StateLost: ")
         assert "Instead, " in refused[name]
-    others = set() if HAS_PROCESSORS else {"processors", "writer"}
+    newer = set() if HAS_PROCESSORS else {"processors"}
     if not has_read_limits(pyspark.__version__):
-        others.add("availableNow")
-    assert refused.keys() == lost | others
-    assert all("PySpark 4." in refused[name] for name in others)
+        newer.add("availableNow")
+    assert refused.keys() == lost | newer
+    assert all("PySpark 4." in refused[name] for name in newer)
 
 
 def check_results(stage: Everything, counted: int) -> None:
@@ -227,3 +228,4 @@ def check_results(stage: Everything, counted: int) -> None:
         for numbers in [range(key, counted, KEYS)]
     )
     assert values_in(stage.client, "out") == Counter(stage.expected())
+    assert values_in(stage.client, "others") == Counter(others([stage.one.name, stage.two.name]))
