@@ -3,6 +3,7 @@
 `tests/databases.py` and `tests/service.py` say how to use them.
 """
 
+import functools
 import gc
 import inspect
 import logging
@@ -61,19 +62,23 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(MADE_BETWEEN_COLLECTIONS)
 
 
+SHORT, LONG = "not long", "long or property"
 ALL_LONG = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.long\b", re.M)
+# Tests on kits of logs, and on clusters of Kafka, are long for some of these.
+MAYBE_LONG = re.compile(r"\bmark\.long\b|\bhypothesis\b|\bkits?\b|\bkafka\b")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """For the short tests, leave out modules whose tests are all long.
+    """For the short tests, leave out modules whose tests are all long; for the long ones, those
+    that have none.
 
     To import them takes time, and some import what only the long tests have (the group `long`).
     """
-    is_left_out = (
-        config.option.markexpr == "not long"
-        and collection_path.suffix == ".py"
-        and ALL_LONG.search(collection_path.read_text("utf-8"))
-    )
+    chosen = config.option.markexpr
+    if chosen not in (SHORT, LONG) or not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_text("utf-8")
+    is_left_out = ALL_LONG.search(text) if chosen == SHORT else not MAYBE_LONG.search(text)
     return True if is_left_out else None
 
 
@@ -117,12 +122,21 @@ LONGEST_GROUPS = (
 LONG_SECONDS = 1800
 
 
+@functools.cache
+def _text(module: Path) -> str:
+    return module.read_text("utf-8")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make test` skips nothing: what needs a program of the system is long (.ci/run has it).
+    """`make test` skips nothing: what needs a program of the system is long (.ci/run has it). And
+    it notices a long test that `make test-long` would leave out with its module.
 
     With `--no-loadscope-reorder` the workers get the groups in the order of the items.
     """
     for item in items:
+        is_due = item.get_closest_marker("long") or item.get_closest_marker("property")
+        if is_due and not MAYBE_LONG.search(_text(item.path)):
+            raise pytest.UsageError(f"{item.nodeid} is long, and MAYBE_LONG does not know it")
         if item.get_closest_marker("skipif") and not item.get_closest_marker("long"):
             raise pytest.UsageError(f"{item.nodeid} may be skipped, so it must be long")
         if item.get_closest_marker("long"):
