@@ -297,7 +297,8 @@ def _queues(stage: Stage) -> Page:
 
 
 def _found_none(stage: Stage) -> Page:
-    page = _queues(stage)
+    _unread(stage).close()
+    page = stage.page()
     fill(page, "#find", "nothing like it")
     shows(page, "#main", "No queue has this")
     return page
