@@ -94,8 +94,8 @@ CASES = [
     Case("processed", hangs=1, crashes=1),
     Case("processed", handoffs=2, messages=1),
     # Either the repetition of a lost release or the deadline is enough.
-    Case("processed", losses=1, bug="LOST_RELEASE_NOT_SAID_AGAIN"),
-    Case("processed", losses=1, bug="NO_DEADLINE"),
+    Case("processed", messages=1, losses=1, bug="LOST_RELEASE_NOT_SAID_AGAIN"),
+    Case("processed", messages=1, losses=1, bug="NO_DEADLINE"),
     Case("handed_over", hangs=1, crashes=1),
     Case("handed_over", handoffs=2, messages=1, losses=1),
     # A pause, before, amid and after a handoff.
