@@ -81,14 +81,13 @@ class Source:
         return total
 
 
-@pytest.mark.parametrize("rounds", [4_000, pytest.param(40_000, marks=[pytest.mark.long])])
-def test_a_split_costs_the_same_after_many(rounds: int) -> None:
+def test_a_split_costs_the_same_after_many() -> None:
     """Each round leaves one or two keys of removed partitions."""
     source = Source()
     source.live(20)
     before, size = source.lines(), size_of(source.queue)
     keys = source.keys
-    source.live(rounds)
+    source.live(4_000)
     # The collector does not see keys of dictionaries that are texts.
     grown = (size_of(source.queue) - size) / (source.keys - keys) + sys.getsizeof(source.now[0])
     after = source.lines()
