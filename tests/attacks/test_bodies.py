@@ -117,6 +117,7 @@ def with_bodies() -> Iterator[tuple[str, str]]:
             yield next(iter(route.methods or ())), route.path
 
 
+@pytest.mark.matrix("size")
 @pytest.mark.parametrize("size", [SMALL_BYTES, MOST_BYTES])
 def test_no_body_holds_the_loop(
     unlimited: Service, flow: tuple[str, dict[str, str]], size: int

@@ -66,6 +66,7 @@ def test_a_body_that_is_mostly_no_body_is_ended(
         assert sent(wire, endless(again)) < ENOUGH_BYTES
 
 
+@pytest.mark.matrix("attack")
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_body_that_is_mostly_no_body_holds_nobody(target: Service, attack: str) -> None:
     first, again = ATTACKS[attack]

@@ -299,6 +299,7 @@ def reads_nothing(service: Service, requests: bytes) -> socket.socket:
     return unread
 
 
+@pytest.mark.matrix("count", "last")
 @pytest.mark.parametrize("count", [1, 2, 15])
 @pytest.mark.parametrize("last", [b"connection: close\r\n", b""], ids=["closing", "open"])
 def test_a_reader_who_does_not_read(strict: Service, count: int, last: bytes) -> None:

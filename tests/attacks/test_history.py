@@ -73,6 +73,7 @@ def test_no_page_of_the_history_is_larger_than_it_says(target: Service, queue: s
     assert [one["handoffs"] for one in plain.json()["items"]] == [len(everything)] * REBALANCES
 
 
+@pytest.mark.matrix("most")
 @pytest.mark.parametrize("most", [1, 2, None])
 def test_clients_put_the_moves_of_an_entry_together(
     target: Service, queue: str, most: int | None

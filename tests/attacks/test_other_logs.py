@@ -177,6 +177,7 @@ def test_a_key_of_another_log_cannot_be_bisected(
     assert estimated == [estimated[0]] * 9
 
 
+@pytest.mark.matrix("way")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_plan_and_its_counts_are_the_same_whatever_is_in_another_log(
     stage: Stage, owner: psycopg.Connection[Any], way: str

@@ -121,6 +121,7 @@ def test_a_restored_service_has_everything_and_its_grants_are_fenced(
 
 
 @pytest.mark.long
+@pytest.mark.matrix(of="backups")
 def test_a_directory_comes_back_beside_a_restored_one(tmp_path: Path, backup: Path) -> None:
     """As the refusal says; its password is still that of the file."""
     data = tmp_path / "data"
@@ -183,6 +184,7 @@ def test_a_backup_is_loaded_from_each_format(
 
 
 @pytest.mark.long
+@pytest.mark.matrix(of="backups")
 def test_a_backup_that_ends_too_early_loads_nothing(
     backup: Path, postgres_url: str, tmp_path: Path
 ) -> None:
@@ -197,6 +199,7 @@ def test_a_backup_that_ends_too_early_loads_nothing(
             assert found.fetchone() == (None,), size
 
 
+@pytest.mark.matrix("options")
 @pytest.mark.parametrize(
     ("options", "said"),
     [(["--schema-only"], "not their revision"), (["--no-acl"], "no revocation of EXECUTE on")],
@@ -213,6 +216,7 @@ def test_a_backup_without_a_part_is_refused(
 
 
 @pytest.mark.long
+@pytest.mark.matrix(of="backups")
 def test_a_backup_of_an_earlier_release_is_migrated_and_a_log_elsewhere_is_kept(
     url: str, tmp_path: Path
 ) -> None:
@@ -241,6 +245,7 @@ STAGES: dict[str, Callable[[Path, str], bool]] = {
 
 
 @pytest.mark.long
+@pytest.mark.matrix("stage")
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_killed_restore_leaves_all_or_nothing(backup: Path, tmp_path: Path, stage: str) -> None:
     data, said = tmp_path / "data", tmp_path / "said"
@@ -269,6 +274,7 @@ def test_a_killed_restore_leaves_all_or_nothing(backup: Path, tmp_path: Path, st
 
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+@pytest.mark.matrix("megabytes")
 @pytest.mark.parametrize("megabytes", [20, 43, 48, 53])
 def test_a_full_disk_leaves_all_or_nothing(backup: Path, tmp_path: Path, megabytes: int) -> None:
     """In initdb, while the cluster is made, and while the backup is loaded; 53 may suffice."""

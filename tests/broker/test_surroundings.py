@@ -156,6 +156,7 @@ def test_a_python_that_drops_docstrings_has_titles_for_problems() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.matrix("arguments")
 @may_be_nameless
 @pytest.mark.parametrize(
     "arguments",

@@ -112,6 +112,7 @@ def test_the_demo_of_splits_ends_with_a_good_verdict(demos: list[Demo]) -> None:
 
 @pytest.mark.long
 @pytest.mark.xdist_group("flights")
+@pytest.mark.matrix("sabotage")
 @pytest.mark.parametrize("sabotage", BAD)
 def test_the_evidence_of_a_sabotaged_demo_gets_a_bad_verdict(sabotage: str) -> None:
     said = io.StringIO()

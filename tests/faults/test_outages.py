@@ -106,6 +106,7 @@ def pause(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
+@pytest.mark.matrix(of="outages")
 def test_a_network_outage_costs_the_lease_and_no_more(stage: Stage) -> None:
     """The service runs but gets no calls: for the service this is no outage, so leases run out.
 
@@ -124,6 +125,7 @@ def test_a_network_outage_costs_the_lease_and_no_more(stage: Stage) -> None:
         eventually(lambda: not set(flow.partitions) & crew.numbers())
 
 
+@pytest.mark.matrix(of="outages")
 def test_an_outage_of_postgres_is_reported_and_all_resumes(stage: Stage) -> None:
     processes = [replica.process for replica in stage.replicas]
     with everything_is_kept(stage, "without-postgres", stage.replicas[0].url) as crew:
@@ -146,6 +148,7 @@ def _ready(url: str) -> bool:
     return httpx.get(f"{url}/readyz", timeout=60).status_code == 200
 
 
+@pytest.mark.matrix(of="outages")
 def test_an_outage_of_the_service_for_five_leases_costs_nothing(stage: Stage) -> None:
     """Flows that reach the serving replica lose nothing, even if the other replica comes back more
     than a lease later. Flows that reach only the late replica lose their partitions as in a network

@@ -85,6 +85,7 @@ def test_enough_seeds_are_played() -> None:
 
 @pytest.mark.long
 @may_be_out_of_date
+@pytest.mark.matrix("bug")
 @pytest.mark.parametrize("bug", MUTANTS)
 def test_a_planted_bug_is_found(bug: str) -> None:
     known = needed.FirstSeeds.load().bugs.get(bug)

@@ -108,6 +108,7 @@ def epochs(client: Client) -> dict[int, int]:
 
 
 @pytest.mark.long
+@pytest.mark.matrix(of="restores")
 def test_grants_after_the_backup_are_fenced(migrated_url: str, tmp_path: Path) -> None:
     database = Database(migrated_url, tmp_path / "backup")
     with serving(database.url) as (service, client):
@@ -212,6 +213,7 @@ def test_a_child_waits_for_its_parents_after_a_restore_too(migrated_url: str) ->
 
 
 @pytest.mark.long
+@pytest.mark.matrix(of="restores")
 def test_epochs_are_above_the_given_one(migrated_url: str) -> None:
     with serving(migrated_url) as (_, client):
         client.create_queue("orders", 2)

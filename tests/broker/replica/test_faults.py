@@ -88,6 +88,7 @@ async def scene(world: World) -> tuple[Service, dict[str, str]]:
 
 
 @pytest.mark.long
+@pytest.mark.matrix("call", "cold")
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 @pytest.mark.parametrize("call", CALLS)
 @virtual

@@ -348,6 +348,7 @@ class Forgetful(MemoryDatabase):
 
 
 @pytest.mark.long
+@pytest.mark.matrix("memory")
 @pytest.mark.parametrize(
     "memory", [Unserved, Unfenced, Immortal, Eager, Unordered, Forgetful], ids=lambda m: m.__name__
 )

@@ -11,8 +11,9 @@ from counterpoise.client import Client
 from counterpoise.consumer import Consumer
 from counterpoise.publisher import Publisher
 
-_BROKER = pytest.param("kafka", marks=[pytest.mark.long, pytest.mark.xdist_group("kafka")])
-_REDIS = pytest.param("redis", marks=pytest.mark.long)
+_OTHER = (pytest.mark.long, pytest.mark.matrix(of="consumers on other logs"))
+_BROKER = pytest.param("kafka", marks=[*_OTHER, pytest.mark.xdist_group("kafka")])
+_REDIS = pytest.param("redis", marks=_OTHER)
 on_each_log = pytest.mark.parametrize("log_of", ["builtin", _REDIS, _BROKER], indirect=True)
 """The queues of the test are in logs of each kind, one after another; Kafka is the real broker."""
 

@@ -206,6 +206,7 @@ def test_keys_stay_in_order_across_resizes_and_the_death_of_a_consumer(client, s
     assert stage.violations() == []
 
 
+@pytest.mark.matrix("ordered")
 @pytest.mark.parametrize("ordered", [False, True])
 def test_consumers_that_do_not_stop_at_the_cut_are_found(client, scene, monkeypatch, ordered):
     """Without ordered resizes, and with the rule taken out of the consumers."""

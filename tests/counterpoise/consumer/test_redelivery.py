@@ -420,6 +420,7 @@ def test_what_comes_after_a_split_waits_for_what_is_set_aside(
 
 
 @pytest.mark.long
+@pytest.mark.matrix("guarded")
 @pytest.mark.parametrize("guarded", [True, False])
 def test_an_ordered_resize_does_not_take_a_key_past_what_is_set_aside(
     client, running, publish, retries, monkeypatch, guarded

@@ -145,6 +145,7 @@ def test_once_bound_a_proxy_s_answers_are_a_service_that_is_away(faulty, make, a
 
 
 @pytest.mark.long
+@pytest.mark.matrix("make")
 def test_a_poll_that_is_never_answered_is_repeated_within_the_lease(faulty, make):
     faulty.lease_seconds = 8
     faulty.script = failing("/updates", Stall(), 1)

@@ -220,7 +220,12 @@ KITS: Mapping[str, type[LogKit]] = {
     "kafka": MockKafkaKit,
     "apache kafka": KafkaKit,
 }
-MARKS = {"apache kafka": (pytest.mark.long, pytest.mark.xdist_group("kafka"))}
+MARKS = {
+    "apache kafka": (
+        *(pytest.mark.long, pytest.mark.xdist_group("kafka")),
+        pytest.mark.matrix(of="the contract of logs on Apache Kafka"),
+    )
+}
 
 
 def kits(*promises: str) -> Iterator[ParameterSet]:

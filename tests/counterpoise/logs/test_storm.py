@@ -32,6 +32,7 @@ def calls(kit, request, monkeypatch):
 
 
 @pytest.mark.long
+@pytest.mark.matrix("kit")
 @pytest.mark.parametrize("kit", ["builtin", "redis"], indirect=True)
 def test_one_message_wakes_all_readers_once(kit, calls, request):
     kind = request.node.callspec.params["kit"]

@@ -52,6 +52,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
+@pytest.mark.matrix("method")
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_a_child_that_ends_delivers_its_messages(service, log, tmp_path, method):
     program = tmp_path / "children.py"

@@ -88,6 +88,7 @@ class Run:
         assert last == dict.fromkeys(KEYS, self.published - 1)
 
 
+@pytest.mark.matrix("language")
 @pytest.mark.parametrize("language", COMMANDS)
 def test_joins_kills_and_ordered_resizes(language: str, service: Service, tmp_path: Path) -> None:
     assert (BUILT / ".installed").exists(), "run `make clients` first"

@@ -32,15 +32,17 @@ from tests.counterpoise.spark.sink.places import (
 if TYPE_CHECKING:
     from tests.counterpoise.spark.sink.object_store import ObjectStore
 
+LONG = (pytest.mark.long, pytest.mark.matrix(of="the contract of targets"))
+
 
 @pytest.fixture(
     params=[
         "postgres",
-        pytest.param("delta", marks=pytest.mark.long),
-        pytest.param("iceberg", marks=pytest.mark.long),
-        pytest.param("mariadb", marks=pytest.mark.long),
-        pytest.param("delta in S3", marks=pytest.mark.long),
-        pytest.param("iceberg in a REST catalog", marks=pytest.mark.long),
+        pytest.param("delta", marks=LONG),
+        pytest.param("iceberg", marks=LONG),
+        pytest.param("mariadb", marks=LONG),
+        pytest.param("delta in S3", marks=LONG),
+        pytest.param("iceberg in a REST catalog", marks=LONG),
     ]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
