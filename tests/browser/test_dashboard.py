@@ -861,6 +861,7 @@ def test_the_end_of_a_queue_that_was_left_leaves_the_next_page_alone(
     eventually(lambda: page.text("#main h2") == "Audit")
     page.run("{ window.fetch = real; for (const answer of held) answer(); }")
     eventually(lambda: audited(page) == ["delete queue", "create queue"])
+    page.close()
 
 
 def test_a_queue_that_is_there_again_is_shown_again(
@@ -873,6 +874,7 @@ def test_a_queue_that_is_there_again_is_shown_again(
     eventually(lambda: "does not exist" in page.text("#main"))
     client.create_queue("flights", 3)
     eventually(lambda: len(labels(page)) == 3)
+    page.close()
 
 
 def test_an_administrator_changes_one_partition(page: Page, client: Client) -> None:
@@ -1068,6 +1070,7 @@ def test_it_says_that_the_service_is_away_and_goes_on_when_it_is_back(
     eventually(lambda: "service away, no consumer (" in page.text("#main"))
     page.ask("Network.emulateNetworkConditions", {"offline": False, **offline})
     eventually(lambda: not page.text("#notice"))
+    page.close()
 
 
 def test_it_asks_for_a_key_and_shows_the_queues_of_that_key_alone(
