@@ -102,6 +102,7 @@ def is_trimmed(url: str, name: str) -> bool:
     return logs(url)[name] == (2, 0)
 
 
+@pytest.mark.matrix("url")
 def test_a_queue_lives_its_life(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.service.UPKEEP_SECONDS", 0.1)
     monkeypatch.setattr("broker.postgres.restoring.SERVED_SECONDS", 0)

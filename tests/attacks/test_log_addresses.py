@@ -48,6 +48,7 @@ def test_only_the_service_s_own_machine_is_connected_to(secured: Guarded, kind: 
         assert refused(secured, "kafka://127.0.0.1:1,192.0.2.1:1") == (status, text)
 
 
+@pytest.mark.matrix("kind")
 @pytest.mark.parametrize("kind", ["redis://127.0.0.1:{}/0", "kafka://127.0.0.1:{}"])
 def test_all_that_goes_wrong_there_has_one_answer(
     secured: Guarded, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -103,6 +103,7 @@ def test_the_service_looks_often_enough() -> None:
     assert REFRESH_SECONDS + ENDED_KEYS_SECONDS < END_SECONDS - 1
 
 
+@pytest.mark.matrix("end")
 @pytest.mark.parametrize("end", ["revoked", "ends_at"])
 def test_a_key_that_ends_takes_its_sessions_with_it(
     secured: Guarded, other: Service, sessions: Any, end: str

@@ -79,6 +79,7 @@ def test_the_service_takes_no_text_that_is_not_shown_as_it_is(
         assert http.post(conditions, json=report("עברית"), headers=token).status_code == 204
 
 
+@pytest.mark.matrix("arguments")
 @pytest.mark.parametrize(
     "arguments",
     [

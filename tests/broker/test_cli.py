@@ -77,6 +77,7 @@ def test_postgres_is_unreachable() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.matrix("command")
 @pytest.mark.parametrize(
     ("encoding", "command"),
     [

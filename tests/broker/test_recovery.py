@@ -148,6 +148,7 @@ def test_no_service_starts_on_half_a_restore(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.matrix("said")
 @pytest.mark.parametrize(
     ("make", "said"),
     [

@@ -203,6 +203,7 @@ def test_what_is_chosen_is_what_runs(chart: Any) -> None:
     assert texts["ALLOWED_HOSTS"].split(",") == [*hosts.split(), "queues.example.com"]
 
 
+@pytest.mark.matrix("path")
 @pytest.mark.parametrize(
     "path", [*choices(yaml.safe_load((CHART / "values.yaml").read_text("utf-8")))], ids=".".join
 )

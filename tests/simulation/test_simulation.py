@@ -150,6 +150,7 @@ def test_a_seed_gives_the_same_transcript_again(here: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.matrix("hash_seed")
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_a_seed_gives_the_same_transcript_in_another_process(here: str, hash_seed: str) -> None:
     code = "from tests.simulation import test_simulation as s; print(s.transcripts(range(10)))"

@@ -76,6 +76,7 @@ CALLS: dict[str, Callable[[BuiltinLogs], Coroutine[Any, Any, object]]] = {
 
 
 @pytest.mark.long
+@pytest.mark.matrix("connected")
 @pytest.mark.parametrize("connected", [True, False])
 async def test_every_call_of_a_silent_log_is_given_up(
     proxy: Proxy, engine: AsyncEngine, connected: bool

@@ -91,6 +91,7 @@ def test_credentials_in_the_name_of_the_log_are_refused_and_not_repeated(client)
 
 
 @pytest.mark.long
+@pytest.mark.matrix("client")
 @pytest.mark.parametrize("client", ["UPKEEP_SECONDS", "GROWTH_SECONDS"], indirect=True)
 def test_all_queues_of_a_topic_grow_with_it_and_their_flows_get_the_new_partitions(
     client, kafka, topic, log

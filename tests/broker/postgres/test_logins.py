@@ -114,6 +114,7 @@ def lets_in(url: str) -> bool:
 
 
 @pytest.mark.long
+@pytest.mark.matrix("ends")
 @pytest.mark.parametrize("ends", [end_program, end_server])
 def test_it_goes_on_after(kept: Kept, ends: Callable[[EmbeddedPostgres], None]) -> None:
     eventually(lambda: programs(kept.postgres))

@@ -415,6 +415,7 @@ def test_an_interrupted_publish_without_its_log_says_what_may_be_lost(run, monke
 
 
 @pytest.mark.long
+@pytest.mark.matrix("signum")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_consumer_told_to_end_hands_over_in_order(run, service, start, signum):
     run("queues", "create", "a", "-p", "4", "--rebalance-delay", "0", "--max-handoff-time", "60")

@@ -20,6 +20,7 @@ from tests.service import Service
 
 
 @pytest.mark.long
+@pytest.mark.matrix("log_settings")
 def test_it_shows_the_unprocessed_part_of_the_published_messages(
     service: Service,
     log_settings: Callable[[int], dict[str, Any]],

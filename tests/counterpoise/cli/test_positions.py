@@ -117,6 +117,7 @@ def test_times_are_read_as_people_write_them():
 
 
 @pytest.mark.long
+@pytest.mark.matrix("arguments")
 @pytest.mark.parametrize(
     ("arguments", "content"),
     [

@@ -181,6 +181,7 @@ def test_a_user_with_a_password_reads_and_appends(apache_kafka, topic, opened, l
     assert texts(log, 0) == ["a", "b"]
 
 
+@pytest.mark.matrix("listener")
 @pytest.mark.parametrize("listener", LISTENERS)
 def test_a_wrong_password_is_refused_at_once_and_not_shown(apache_kafka, topic, opened, listener):
     wrong = access(apache_kafka, listener, "geheim", **LISTENERS[listener])
@@ -319,6 +320,7 @@ def test_tombstones_and_headers_of_other_programs_are_shown(apache_kafka, topic,
     }
 
 
+@pytest.mark.matrix("codec")
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "snappy", "zstd"])
 def test_compressed_batches_are_read_from_any_of_their_positions(
     apache_kafka, topic, opened, codec

@@ -216,6 +216,7 @@ for start in range(first, 4000, 50):
 
 
 @pytest.mark.long
+@pytest.mark.matrix("kafka")
 def test_a_publisher_that_is_killed_again_and_again_publishes_each_message_once(
     kafka, topic, opened
 ):

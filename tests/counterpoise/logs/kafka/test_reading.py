@@ -377,6 +377,7 @@ assert values() == [b"a", b"b"]
 
 
 @pytest.mark.long
+@pytest.mark.matrix("kafka", "what")
 @pytest.mark.parametrize("what", ["read", "leave"])
 def test_a_forked_child_connects_for_itself_and_ends(kafka, topic, what):
     program = [sys.executable, "-c", FORKING, kafka.log(topic), what]
