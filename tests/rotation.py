@@ -19,6 +19,9 @@ the matrix, and is one cell of it:
 
     @pytest.mark.matrix(of="crashes of writers")
 
+Or over the tests that go through a kit: the mark is on the long values of its fixture then, and
+each of these tests with such a value is a cell.
+
 The short property tests, which the long ones draw more often (tests/budgets.py), are a matrix, too.
 
 `--part 2/3` chooses a part, `--part commit` takes that of the commit's hash. Without it all parts
