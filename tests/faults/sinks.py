@@ -31,7 +31,7 @@ from tests.service import eventually
 WRITERS, PARTITIONS = 3, 6
 FAULTS = ("killed", "frozen", "robbed")
 KINDS = ("postgres", "mariadb", "delta", "iceberg", "queue")
-FULL, SMALL = 25, 3
+FULL, SMALL = 25, 2
 """How often each fault comes."""
 PUBLISHED = 3_000
 """So many messages come with each fault, at least."""
