@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.counterpoise.spark.jobs.drivers import Drivers
-from tests.counterpoise.spark.small import LOCAL, SMALL
+from tests.counterpoise.spark.small import FORKING, LOCAL, SMALL
 from tests.kafka_server import apache_kafka, kafka
 from tests.redis_server import redis_server
 
@@ -46,7 +46,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from counterpoise.spark import session
 
     directory: Path = tmp_path_factory.mktemp("spark")
-    config = {**SMALL, "spark__local__dir": str(directory)}
+    config = {**SMALL, **FORKING, "spark__local__dir": str(directory)}
     spark = session("tests", **config, spark__master=LOCAL)
     yield spark
     spark.stop()

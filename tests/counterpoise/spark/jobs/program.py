@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from broker.demo.work.application import warm_up
 from counterpoise.logs.columns import integers
 from tests.counterpoise.spark.jobs.drivers import Ended, Job, Setup, Started, Warm
-from tests.counterpoise.spark.small import CLUSTER, SMALL, SMALL_EXECUTORS
+from tests.counterpoise.spark.small import CLUSTER, FORKING, SMALL, SMALL_EXECUTORS
 from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until
 from tests.processes import descendants
@@ -189,8 +189,8 @@ class Program:
                 os.environ[name] = value
         if setup.directory is not None:
             os.chdir(setup.directory)
-        executors = SMALL_EXECUTORS if setup.master == CLUSTER else {}
-        config = {**SMALL, **executors, "spark__local__dir": str(self._directory), **setup.config}
+        pythons = SMALL_EXECUTORS if setup.master == CLUSTER else FORKING
+        config = {**SMALL, **pythons, "spark__local__dir": str(self._directory), **setup.config}
         return session("tests", **config, spark__master=setup.master)
 
     def work(self) -> None:
