@@ -97,7 +97,8 @@ class Application:
 
     def launch(self) -> None:
         """Start it and do not wait."""
-        self.prepare()
+        if self.setup() is not None:
+            self.prepare()
         if self._prepared is not None:
             driver, self._prepared = self._prepared, None
             driver.until_warm()

@@ -18,8 +18,8 @@ checks this after each job. If something is left, the test fails (`LeftBehind`) 
 killed.
 
 *A driver is not used again* when it was killed, when it died, when a job left something, or when
-a job handles SIGTERM: such a job ends the program, so tests see a real exit code. `Drivers` starts
-another driver at once, which gets warm while the test goes on.
+a job handles SIGTERM: such a job ends the program, so tests see a real exit code. When no other
+driver is free, `Drivers` starts one at once, which gets warm while the test goes on.
 
 A `Setup` is what must be settled before a JVM starts: a cluster, Spark's pages, another Python. An
 application with a setup has a driver of its own for each of its lives.
@@ -236,7 +236,7 @@ class Driver:
 
 
 class Drivers:
-    """Keeps `count` idle drivers, and more in use. The first `take` or `replace` begins.
+    """Has `count` drivers when `replace` is called, and more in use. The first call begins.
 
     `program`: the module that they run.
     """
@@ -290,11 +290,12 @@ class Drivers:
         self._drop_surplus()
 
     def lose(self, driver: Driver) -> None:
-        """Kill it if it lives. Another one starts, unless it was `own`."""
+        """Kill it if it lives. If none is free, another one starts, unless it was `own`."""
         driver.kill()
         if driver in self._taken:
             self._taken.remove(driver)
-            self.replace()
+            if not self._free:
+                self._free.append(self.own(Setup()))
 
     def close(self) -> None:
         """End them all."""
@@ -308,7 +309,6 @@ class Drivers:
             died = f"a driver has died:\n{driver.log.read_text(errors='replace')[-5000:]}"
             assert driver.is_warm, died  # the next one would, too
             print(died)
-        self.replace()
 
     def _drop_surplus(self) -> None:
         while len(self._free) + len(self._taken) > self._count and self._free:
