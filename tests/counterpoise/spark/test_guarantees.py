@@ -70,11 +70,7 @@ TABLE: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
             SITUATIONS,
             JOINED,
         ),
-        (
-            "the micro-batch in flight may come twice",
-            SITUATIONS,
-            "test_applications.py::test_killed_and_restarted_it_replays_the_batch_that_was_planned",
-        ),
+        ("the micro-batch in flight may come twice", SITUATIONS),
         (
             ONCE,
             SITUATIONS,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pytest
-from pyspark.sql import functions
 
 from counterpoise.client import Client
+from counterpoise.errors import CounterpoiseError
 from counterpoise.publisher import Publisher
 from counterpoise.spark import (
     Count,
@@ -35,7 +35,6 @@ from tests.service import Service
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 KNOWN = {"orders-eu", "orders-us", "orders", "trips"}
 
@@ -116,30 +115,6 @@ class Queues(QueryStage):
     ) -> StreamingQuery:
         writer = self.rows(*queues, **options).writeStream.foreachBatch(self.sink)
         return self.started(writer.trigger(availableNow=True) if ends else writer, checkpoint)
-
-    def failed(self, writer: DataStreamWriter) -> str:
-        """Start a query that fails, and return its error."""
-        query = self.started(writer)
-        until(lambda: not query.isActive, "it has failed")
-        return str(query.exception())
-
-    def after_failures(
-        self, rows: DataFrame, sink: Callable[[DataFrame, int], None]
-    ) -> StreamingQuery:
-        """A query that has failed twice after the sink."""
-        failures = 0
-
-        def fail_twice(batch: DataFrame, batch_id: int) -> None:
-            nonlocal failures
-            sink(batch, batch_id)
-            if failures < 2 and not batch.isEmpty():
-                failures += 1
-                raise OSError("after the sink")
-
-        writer = rows.writeStream.foreachBatch(fail_twice)
-        for _ in range(2):
-            assert "after the sink" in self.failed(writer)
-        return self.started(writer)
 
     def sink(self, batch: Any, _: int) -> None:
         rows = batch.select("queue", "partition", "position").collect()
@@ -340,42 +315,52 @@ def test_a_batch_read_has_the_rows_of_all_queues(stage: Queues, client: Client) 
 
 
 @marked
-def test_the_fence_tells_the_queues_apart(stage: Queues, database_url: str) -> None:
-    """Both have rows of one partition and position; the query fails after the sink, and again."""
-    stage.publish(40)
-    columns = "queue text, partition int, position text"
+def test_rows_that_do_not_tell_their_queue_are_refused_by_every_sink(
+    stage: Queues, database_url: str
+) -> None:
+    """Both queues have rows of one partition and position. Where rows tell their queue, they are
+    told apart in every situation: `test_situations.py`.
+    """
+    stage.client.create_queue("out", 3)
+    columns = ["queue", "partition", "position"]
     with psycopg.connect(database_url) as connection:
-        connection.execute(f"CREATE TABLE events (id bigserial, {columns})")
-    sink = FencedSink.to_table(database_url, "events", columns=["queue", "partition", "position"])
-    rows = stage.rows(*stage.names, maxMessagesPerTrigger=10)
-    query = stage.after_failures(rows, sink)
-    until(stage.all_committed, "all is committed")
-    with psycopg.connect(database_url) as connection:
-        for row in connection.execute("SELECT queue, partition, position FROM events ORDER BY id"):
-            stage.seen[row[0], row[1], row[2]] += 1
-        marks = connection.execute(
-            "SELECT queue, partition, next_position FROM counterpoise_high_water ORDER BY 1, 2"
-        ).fetchall()
-    stage.check()
-    assert marks == [
-        (name, partition, position)
-        for name in stage.names
-        for partition, position in sorted(committed(stage.client, name).items())
+        connection.execute("CREATE TABLE events (queue text, partition int, position text)")
+    fenced = FencedSink.to_table(database_url, "events", columns=columns)
+    chained = QueueSink("out", url=stage.service.url)
+    windows = Windows("published_at", 3600)
+    counted = FencedAggregate(
+        database_url, "hourly", values={"n": Count()}, by=["key"], windows=windows
+    )
+    attempts: list[tuple[Any, Callable[[DataFrame], DataFrame], str]] = [
+        (fenced, lambda rows: rows.drop("queue"), "pass its column queue through"),
+        (
+            fenced,
+            lambda rows: rows.drop("queue").selectExpr("*", "'x' AS queue"),
+            "there are rows whose queue is 'x', and the micro-batch has read orders-",
+        ),
+        (chained, lambda rows: rows.drop("queue"), "pass its column queue through"),
+        (counted, lambda rows: rows, "each has results of its own: name the column queue in by"),
     ]
-    query.stop()
-    # Rows that cannot be told apart are refused, and nothing of them counts as done.
-    stage.published += 1
-    for name in stage.names:
-        publish(stage.service, name, 1, first=40)
-    for shape, said in (
-        ("drop", "pass its column queue through"),
-        ("rename", "there are rows whose queue is 'x', and the micro-batch has read orders-"),
-    ):
-        changed = rows.drop("queue")
-        if shape == "rename":
-            changed = changed.selectExpr("*", "'x' AS queue")
-        assert said in stage.failed(changed.writeStream.foreachBatch(sink))
-    assert not stage.all_committed()
+    refused: list[str] = []
+
+    def attempt(batch: DataFrame, batch_id: int) -> None:
+        for sink, shape, _ in attempts:
+            try:
+                sink(shape(batch), batch_id)
+                refused.append("nothing")
+            except CounterpoiseError as error:
+                refused.append(str(error))
+
+    stage.publish(20)
+    writer = stage.rows(*stage.names).writeStream.foreachBatch(attempt)
+    query = stage.started(writer.trigger(availableNow=True))
+    until(lambda: not query.isActive, "everything is read")
+    assert query.exception() is None
+    for (_, _, said), found in zip(attempts, refused, strict=True):
+        assert said in found
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SELECT * FROM events").fetchall() == []
+    assert lag(stage.client, "out") == 0
 
 
 LATER = datetime(2013, 1, 1, 8, tzinfo=UTC)
@@ -392,12 +377,12 @@ def publish_later(service: Service, queue: str) -> None:
 def test_windows_are_counted_and_closed_for_each_queue_by_itself(
     stage: Queues, database_url: str
 ) -> None:
-    """Both have the same keys in the same partitions; the query fails after the sink, and again."""
+    """Both have the same keys in the same partitions."""
 
-    def aggregate(*by: str) -> FencedAggregate:
+    def aggregate() -> FencedAggregate:
         windows = Windows("published_at", 3600)
         return FencedAggregate(
-            database_url, "hourly", values={"n": Count()}, by=by, windows=windows
+            database_url, "hourly", values={"n": Count()}, by=["queue", "key"], windows=windows
         )
 
     def results() -> Counter[str]:
@@ -412,18 +397,12 @@ def test_windows_are_counted_and_closed_for_each_queue_by_itself(
     stage.publish(40)
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(
-            "CREATE TABLE hourly (window_start timestamptz, window_end timestamptz, key text,"
-            " n bigint)"
+            "CREATE TABLE hourly (window_start timestamptz, window_end timestamptz, queue text,"
+            " key text, n bigint)"
         )
-        rows = stage.rows(*stage.names, maxMessagesPerTrigger=10)
-        for by, said in (
-            (["key"], "each has results of its own: name the column queue in by"),
-            (["queue", "key"], "the table hourly has no column queue"),
-        ):
-            assert said in stage.failed(rows.writeStream.foreachBatch(aggregate(*by)))
-        connection.execute("ALTER TABLE hourly ADD COLUMN queue text")
-    counting = aggregate("queue", "key")
-    query = stage.after_failures(rows, counting)
+    rows = stage.rows(*stage.names)
+    counting = aggregate()
+    query = stage.started(rows.writeStream.foreachBatch(counting))
     until(stage.all_committed, "all is committed")
     for count, name in enumerate(stage.names, 1):
         publish_later(stage.service, name)
@@ -437,35 +416,6 @@ def test_windows_are_counted_and_closed_for_each_queue_by_itself(
     # After a restart each queue is known from the first micro-batch on, whatever it has read.
     drain(query, 60)
     publish_later(stage.service, "orders-eu")
-    again = aggregate("queue", "key")
+    again = aggregate()
     stage.started(rows.writeStream.foreachBatch(again))
     until(lambda: again.dropped() == 3, "both queues are known")
-
-
-@marked
-def test_messages_of_several_queues_are_written_to_another_queue_once(stage: Queues) -> None:
-    """Both have rows of one partition and position; the query fails after the sink, and again."""
-    stage.client.create_queue("out", 3)
-    stage.publish(40)
-    sink = QueueSink("out", url=stage.service.url)
-    rows = stage.rows(*stage.names, maxMessagesPerTrigger=10)
-    named = rows.withColumn("value", functions.concat_ws("/", "queue", "value"))
-    query = stage.after_failures(named, sink)
-    until(stage.all_committed, "all is committed")
-    query.stop()
-    assert sink.last_report is not None
-    # Another application reads all of them again.
-    for name in stage.names:
-        until(lambda: not stage.client.flows(name), "the flow unbinds")  # noqa: B023
-        stage.client.set_positions(name, "earliest")
-    writer = named.writeStream.foreachBatch(sink)
-    stage.started(writer, "other")
-    until(stage.all_committed, "all is committed")
-    written = stage.spark.read.format("counterpoise").options(url=stage.service.url, queue="out")
-    values = Counter(bytes(row["value"]).decode() for row in written.load().collect())
-    assert values == Counter(f"{name}/v{n}" for name in stage.names for n in range(40))
-    # Rows that cannot be told apart are refused.
-    for name in stage.names:
-        publish(stage.service, name, 1, first=40)
-    said = stage.failed(named.drop("queue").writeStream.foreachBatch(sink))
-    assert "pass its column queue through" in said

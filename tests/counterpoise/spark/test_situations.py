@@ -17,6 +17,7 @@ import pytest
 
 from counterpoise.publisher import Publisher
 from counterpoise.spark.version import has_read_limits
+from tests.counterpoise.spark.application import Row
 from tests.counterpoise.spark.cluster.test_standalone import values_in
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.situations import AGAIN, HAS_PROCESSORS, EverySink, others
@@ -27,7 +28,7 @@ from tests.service import Service
 pytestmark = [
     pytest.mark.long,
     pytest.mark.xdist_group("drivers 2"),
-    pytest.mark.matrix(of="applications"),
+    pytest.mark.matrix(of="versions of PySpark"),
 ]
 
 FIXED, DYNAMIC = "orders-eu", "orders-us"
@@ -179,11 +180,14 @@ def test_what_every_sink_has_in_every_situation(stage: Everything) -> None:
     assert stage.outcomes() <= {"graceful", "initial", "orphaned"}
     # A crash: it replays the micro-batch that was not in Spark's commit log.
     replayed = stage.hold_amid_a_batch(one)
+    before = one.rows()
     one.kill()
     one.go_on()
     one.start()
     stage.until_done()
     assert stage.repeated() == replayed
+    check_replayed(before, one.rows()[len(before) :])
+    assert "skipped" not in one.said()
     # A crash: the other one reads what was not committed.
     taken = stage.hold_amid_a_batch(one)
     one.kill()
@@ -213,6 +217,16 @@ def check_refusals(refused: dict[str, str]) -> None:
     assert all("PySpark 4." in refused[name] for name in newer)
 
 
+def check_replayed(before: list[Row], since: list[Row]) -> None:
+    """The micro-batch came again as it was planned, in its next epoch."""
+    number = before[-1].batch
+    first, again = (
+        {(row.partition, row.position, row.value): row.epoch for row in rows if row.batch == number}
+        for rows in (before, since)
+    )
+    assert again == {message: epoch + 1 for message, epoch in first.items()}
+
+
 def check_results(stage: Everything, counted: int) -> None:
     """Of each queue everything is there once. `counted`: how many messages closed windows have."""
     everything = [(name, number) for name in stage.QUEUES for number in range(stage.published)]
@@ -229,3 +243,14 @@ def check_results(stage: Everything, counted: int) -> None:
     )
     assert values_in(stage.client, "out") == Counter(stage.expected())
     assert values_in(stage.client, "others") == Counter(others([stage.one.name, stage.two.name]))
+    # The fence's marks are those of the queues, each with its own.
+    marks = stage.table(
+        "queue, partition, next_position FROM counterpoise_high_water WHERE sink = 'events'"
+    )
+    positions = {
+        (name, one.partition, one.position)
+        for name in stage.QUEUES
+        for one in stage.client.partitions(name)
+    }
+    assert {*marks} <= positions
+    assert {name for name, _, _ in marks} == {*stage.QUEUES}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,9 +17,6 @@ from tests.counterpoise.spark.writer.application import ChainApplication, made_o
 from tests.service import Service
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("drivers 1")]
-
-MESSAGES, KILLS = 2000, 2
-
 
 # So many that a task writes some of its rows before the last one.
 HELD = 600
@@ -138,25 +134,4 @@ def test_superseded_amid_its_appends_and_awake_again(stage: ChainStage) -> None:
     victim.start()
     until(lambda: stage.shared(2), "both share again")
     stage.publish(200)
-    stage.check()
-
-
-@pytest.mark.matrix(of="crashes of writers")
-def test_kills_at_any_moment_while_the_queues_are_resized(stage: ChainStage) -> None:
-    chance = random.Random(29)
-    applications = [stage.chain("one"), stage.chain("two")]
-    for one in applications:
-        one.start()
-    for turn in range(KILLS):
-        before = stage.count()
-        stage.publish(MESSAGES // KILLS)
-        more = len(stage.expected()) - before
-        share = chance.random()
-        until(lambda: stage.count() >= before + int(share * more), "a part is written")  # noqa: B023
-        victim = applications[turn % 2]
-        victim.kill()
-        stage.unbind(victim.name)
-        stage.client.change_queue("results", partition_count=chance.choice([2, 3, 5, 7]))
-        victim.start()
-    # The order of a key is that of its positions in a partition; resizes have changed partitions.
     stage.check()
