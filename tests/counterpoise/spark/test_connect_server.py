@@ -20,7 +20,11 @@ from tests.service import Service, free_port
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.matrix(of="programs over Spark Connect"),
+]
 
 READS = """\
 import json

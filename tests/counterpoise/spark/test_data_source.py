@@ -61,6 +61,7 @@ def test_messages_arrive_once_with_all_columns_and_are_committed(
     until(lambda: not client.flows("flights"), "the flow unbinds when the query stops")
 
 
+@pytest.mark.matrix("log_settings")
 @pytest.mark.long
 def test_a_query_goes_on_where_it_stopped_and_available_now_drains(
     spark: SparkSession,
@@ -117,6 +118,7 @@ def test_wrong_options_are_refused_when_the_stream_is_loaded(
     assert said in str(refused.value)
 
 
+@pytest.mark.matrix(of="queries that are refused")
 @pytest.mark.long
 def test_an_unknown_queue_fails_the_query(
     spark: SparkSession, service: Service, tmp_path: Path
@@ -127,6 +129,7 @@ def test_an_unknown_queue_fails_the_query(
     assert "nobody" in str(failed.value)
 
 
+@pytest.mark.matrix(of="queries that are refused")
 @pytest.mark.long
 def test_a_wrong_address_fails_the_query_after_the_time_for_starting(
     spark: SparkSession, tmp_path: Path
@@ -139,6 +142,7 @@ def test_a_wrong_address_fails_the_query_after_the_time_for_starting(
     assert "COUNTERPOISE_URL" in str(failed.value)
 
 
+@pytest.mark.matrix(of="queries that are refused")
 @pytest.mark.long
 def test_a_checkpoint_of_another_queue_is_refused(
     spark: SparkSession, service: Service, client: Client, tmp_path: Path

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["kafka"]
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.matrix(of="queries on Kafka"),
+]
 
 MESSAGES = 2000
 

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # The Spark of this group is warm; a broker starts sooner than another Spark.
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.matrix(of="queries on Kafka"),
+]
 
 MESSAGES = 10
 BEGIN = {0: "2", 1: "2"}

@@ -66,6 +66,7 @@ def nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.xdist_group("programs 1")
+@pytest.mark.matrix(of="programs that end")
 def test_spark_runs_on_the_java_of_the_wheel_and_its_workers_on_the_installed_pyspark(
     tmp_path: Path,
 ) -> None:

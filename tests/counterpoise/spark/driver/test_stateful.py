@@ -136,6 +136,7 @@ def test_it_is_refused_before_anything_is_bound_and_allowed_by_name(
     refuse_lost_state(shape(messages(stateOnHandoff="lose")))
 
 
+@pytest.mark.matrix(of="queries with state")
 @pytest.mark.long
 @pytest.mark.parametrize("warmup", ["false", "true"])
 def test_a_join_of_aligned_queues_is_refused_also_with_their_history(
@@ -193,6 +194,7 @@ def test_with_the_option_it_runs(
         spark.conf.unset(STATE_STORE)
 
 
+@pytest.mark.matrix(of="queries with state")
 @pytest.mark.long
 def test_what_keeps_no_state_in_spark_is_allowed(
     messages: Callable[..., DataFrame], spark: SparkSession
@@ -206,6 +208,7 @@ def test_what_keeps_no_state_in_spark_is_allowed(
     refuse_lost_state(rows.select("epoch").union(rate.select("value")))
 
 
+@pytest.mark.matrix(of="queries with state")
 @pytest.mark.long
 @pytest.mark.parametrize("processor", [KeyCounts(), OwnTenured()])
 def test_a_processor_whose_state_is_handed_over_is_allowed_with_its_history(
@@ -224,6 +227,7 @@ def test_a_processor_whose_state_is_handed_over_is_allowed_with_its_history(
     refuse_lost_state(shape(watermarked))
 
 
+@pytest.mark.matrix(of="queries with state")
 @pytest.mark.long
 def test_the_watermark_of_one_partition_drops_the_rows_of_another_only_in_event_time(
     spark: SparkSession, tmp_path: Path
@@ -261,6 +265,7 @@ def test_the_watermark_of_one_partition_drops_the_rows_of_another_only_in_event_
         spark.conf.unset(STATE_STORE)
 
 
+@pytest.mark.matrix(of="queries with state")
 @pytest.mark.long
 def test_one_owner_of_all_partitions_keeps_its_state(
     messages: Callable[..., DataFrame], client: Client
@@ -272,6 +277,7 @@ def test_one_owner_of_all_partitions_keeps_its_state(
     refuse_lost_state(counts)
 
 
+@pytest.mark.matrix(of="queries with state")
 @pytest.mark.long
 def test_a_query_with_state_has_an_exclusive_queue_to_itself_while_it_runs(
     messages: Callable[..., DataFrame], client: Client, service: Service, tmp_path: Path
@@ -333,6 +339,7 @@ def test_a_service_that_is_away_is_said_so(messages: Callable[..., DataFrame]) -
         refuse_lost_state(away.groupBy("key").count())
 
 
+@pytest.mark.matrix(of="queries with state")
 @pytest.mark.long
 def test_a_query_without_state_is_examined_in_less_than_a_start_takes(
     messages: Callable[..., DataFrame], tmp_path: Path

@@ -230,6 +230,7 @@ def pairs_of_two_logs(stage: Stage) -> Applications:
     return Applications(stage, made, names["write"])
 
 
+@pytest.mark.matrix(of="processors in handoffs")
 @pytest.mark.long
 def test_a_window_is_written_once_and_whole(stage: Stage) -> None:
     applications = windows(stage)

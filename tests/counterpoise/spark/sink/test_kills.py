@@ -431,7 +431,7 @@ def test_stuck_ones_that_wake_after_a_forced_handoff(stage: SinkStage) -> None:
     assert stage.moves()["forced"] >= 3
 
 
-@pytest.mark.matrix("lake_stage")
+@pytest.mark.matrix(of="crashes of writers")
 def test_in_a_lake_killed_at_every_step_and_stuck_before_a_commit(lake_stage: SinkStage) -> None:
     """Killed and restarted at once: planned batches are replayed, and each is written once.
 

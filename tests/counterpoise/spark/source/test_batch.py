@@ -21,7 +21,11 @@ from tests.service import Service
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("spark")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.matrix(of="batch reads"),
+]
 
 
 SOON = {"startTimeoutSeconds": "0.2"}

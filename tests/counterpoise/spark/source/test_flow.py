@@ -80,6 +80,7 @@ def test_a_queue_that_is_not_there_is_said_so(service: Service) -> None:
 
 @pytest.mark.long
 @pytest.mark.xdist_group("spark")
+@pytest.mark.matrix(of="applications")
 def test_an_application_with_weight_two_works_for_two_also_after_a_restart(
     spark: SparkSession, service: Service, client: Client, tmp_path: Path
 ) -> None:
