@@ -322,7 +322,8 @@ class AskedLate:
 
     def __init__(self):
         self.until = 0.0
-        self.asked, self.given_up = [], []
+        self.asked: list[tuple[float, ...]] = []
+        self.given_up: list[Attempt] = []
         self.futures: dict[int, tuple[Future[SimpleNamespace], Future[SimpleNamespace]]] = {}
         self.awaited = AwaitedBounds(self.begin, self.given_up.append)
 

@@ -139,18 +139,25 @@ def fetched():
 
 
 def test_a_partition_that_comes_while_the_reader_is_busy_is_assigned_and_asked_for(fetched):
-    (consumer, waits_for, now), asked = fetched, []
+    consumer, waits_for, now = fetched
+    asked: list[list[int]] = []
     assert waits_for.watch({0: 0}).seconds
     now[0] += watching.NEW_SECONDS
     assert waits_for.watch({0: 0}).seconds
     consumer.events.put(Placed(0, Event(0)))
     eventually(lambda: waits_for.watch({0: 0}).moved == {0: "1"})
     # The thread takes nothing now.
-    waits_for._asked_ends = lambda ends: asked.append([*ends]) or {}
+    answers: dict[int, int] = {}
+
+    def ends_of_these(ends):
+        asked.append([*ends])
+        return answers
+
+    waits_for._asked_ends = ends_of_these
     for _ in range(2):
         assert waits_for.watch({0: 0, 1: 0}).moved == {0: "1"}, "it has not answered"
     now[0] += watching.LONGEST_LOOK_REST
-    waits_for._asked_ends = lambda ends: asked.append([*ends]) or {1: 5}
+    answers[1] = 5
     assert waits_for.watch({0: 0, 1: 0}).moved == {0: "1", 1: "5"}
     assert asked == [[1], [1]], "not all the time"
     eventually(lambda: consumer.calls == ["list", {0: 0}, {1: 0}])
