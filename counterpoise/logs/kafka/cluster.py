@@ -55,8 +55,8 @@ _NONE = -1
 SHAPE_TIMES = 10
 SHAPE_SECONDS = 1.0
 LONGEST_SHAPE_SECONDS = 10.0
-# How long librdkafka may take for a question that nobody waits for: half as long again after each
-# that had no answer.
+# How long librdkafka may take for a question that nobody waits for. One for bounds has half as long
+# again after each that had no answer.
 AWAITED_SECONDS = 2.0
 AWAITED_GROWTH, LONGEST_AWAITED_SECONDS = 1.5, 30.0
 _NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -540,7 +540,7 @@ class AwaitedBounds:
         return found
 
     def _had_no_answer(self, attempts: Iterable[Attempt]) -> None:
-        for attempt in {id(one): one for one in attempts}.values():
+        for attempt in {*attempts}:
             self._give_up(attempt)
             self._seconds = min(AWAITED_GROWTH * self._seconds, LONGEST_AWAITED_SECONDS)
 

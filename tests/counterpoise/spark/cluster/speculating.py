@@ -4,8 +4,8 @@ One query reads the queue `flights`, another one all queues `orders-*`.
 
 A task with a message `slow read` waits in its first attempt, before it writes, until a second
 attempt reads. One with a message `slow write` waits within the transaction of the fence, until the
-second attempt waits for the fence. Each attempt leaves a file, and so does one that the fence lets
-write at the same time.
+second attempt waits for the fence. Each attempt leaves a file when it reads, and the second one of
+a `slow write` when it is seen to wait. So does one that the fence lets write at the same time.
 """
 
 from __future__ import annotations
