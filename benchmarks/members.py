@@ -68,7 +68,7 @@ class CounterpoiseMember(_Threaded):
     ) -> None:
         def told(gained: bool) -> Callable[..., None]:
             def call(owned: Any, *_: Any) -> None:
-                observer.changed(name, [owned.partition], gained=gained)
+                observer.changed(name, [owned.partition], gained=gained, epoch=owned.epoch)
 
             return call
 

@@ -33,13 +33,22 @@ class Observer:
         self.owned: dict[int, str] = {}
         """The owner of each partition, as the consumers say."""
         self.deliveries: defaultdict[int, list[Delivery]] = defaultdict(list)
+        self._epochs: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def changed(self, member: str, partitions: Sequence[int], *, gained: bool) -> None:
-        """The consumer has these partitions now, or has them no more."""
+    def changed(
+        self, member: str, partitions: Sequence[int], *, gained: bool, epoch: int = 0
+    ) -> None:
+        """The consumer has these partitions now, or has them no more.
+
+        A consumer that has no time says it late: what concerns an earlier epoch does not count.
+        """
         with self._lock:
             at = time.perf_counter()
             for number in partitions:
+                if epoch < self._epochs.get(number, 0):
+                    continue
+                self._epochs[number] = epoch
                 if gained:
                     self.owned[number] = member
                 elif self.owned.get(number) == member:
@@ -56,8 +65,13 @@ class Observer:
     def left(self, member: str) -> None:
         """The consumer has ended, so it owns nothing."""
         with self._lock:
-            own = [number for number, owner in self.owned.items() if owner == member]
-        self.changed(member, own, gained=False)
+            own = {
+                number: self._epochs[number]
+                for number, owner in self.owned.items()
+                if owner == member
+            }
+        for number, epoch in own.items():
+            self.changed(member, [number], gained=False, epoch=epoch)
 
     def balanced(self, partitions: int, members: int) -> bool:
         """All partitions are owned, by so many consumers, evenly."""

@@ -38,6 +38,16 @@ def test_a_partition_that_another_has_is_not_lost_by_its_former_owner() -> None:
     assert not observer.balanced(2, 2)
 
 
+def test_what_a_former_owner_says_late_takes_nothing_from_the_present_one() -> None:
+    observer = Observer()
+    observer.changed("b", [0], gained=True, epoch=2)
+    observer.changed("a", [0], gained=True, epoch=1)
+    observer.changed("a", [0], gained=False, epoch=1)
+    assert observer.owned == {0: "b"}
+    observer.left("b")
+    assert not observer.owned
+
+
 def test_moves_are_told_from_what_is_taken_and_given_back() -> None:
     changes = [
         change(1, "a", 0, gained=True),
