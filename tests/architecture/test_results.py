@@ -106,7 +106,7 @@ SAID = {
         f"(a spread of 99 afterwards, all others 1) | {planned('faust')} |",
         f"| {planned('kafka-python round robin')}, {planned('kafka-python range')} |",
         f"a call costs the service {replicas('CPU of the service')} times the CPU (",
-        f"and Postgres {replicas('CPU of Postgres')} times;",
+        f"and Postgres {replicas('CPU of Postgres')} times.",
         f"{replicas('replicas to a core of Postgres')} replicas, each with a busy core,",
     ],
     "docs/performance-background.md": [
