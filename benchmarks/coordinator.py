@@ -304,15 +304,19 @@ def lines(found: Found) -> list[str]:
     ]
     for title, columns, rows in _tables(found):
         texts = []
-        for variant, of in rows.items():
-            others = [one for other, one in rows.items() if other.short is variant.short]
+        for (case, variant), of in rows.items():
+            others = [
+                one
+                for (other_case, other), one in rows.items()
+                if other_case == case and other.short is variant.short
+            ]
             cells = [
                 f"**{one.text(one.median(of))}**"
                 if variant.name == OURS and _loses(one, of, others)
                 else one.text(one.median(of))
                 for one in columns
             ]
-            texts.append([variant.label, str(len(of)), *cells])
+            texts.append([case + variant.label, str(len(of)), *cells])
         titles = ["", "rounds", *(one.title for one in columns)]
         none = [place for place in range(2, len(titles)) if {row[place] for row in texts} <= NONE]
         for row in texts:
@@ -333,22 +337,34 @@ def _loses(column: Column, ours: Sequence[Any], others: Sequence[Sequence[Any]])
     )
 
 
-def _tables(
-    found: Found,
-) -> Iterator[tuple[str, Sequence[Column], Mapping[Variant, Sequence[Any]]]]:
-    for (scenario, size), rows in sorted(found.items(), key=lambda one: one[0][0] != "joins"):
-        if scenario == "joins":
-            of = f"{FULL.join_partitions} partitions"
-            yield f"A consumer joins: {size} → {size + 1}, {of}", TABLES["join"], rows
-            yield f"The oldest leaves: {size + 1} → {size}, {of}", TABLES["leave"], rows
-        elif scenario == "growth":
-            before, after = FULL.growth
-            title = f"A topic grows: {size} consumers, {before} → {after:,} partitions"
+# The rows of a table: by what precedes the variant's name, and the variant.
+Rows = Mapping[tuple[str, Variant], Sequence[Any]]
+
+
+def _tables(found: Found) -> Iterator[tuple[str, Sequence[Column], Rows]]:
+    sizes = {size: rows for (scenario, size), rows in found.items() if scenario == "joins"}
+    of = f"{FULL.join_partitions} partitions"
+    for title, columns, before, after in (
+        ("A consumer joins", TABLES["join"], 0, 1),
+        ("The oldest leaves", TABLES["leave"], 1, 0),
+    ):
+        joined = {
+            (f"{size + before} → {size + after}: ", variant): results
+            for size, rows in sizes.items()
+            for variant, results in rows.items()
+        }
+        if joined:
+            yield f"{title}: {of}", columns, joined
+    for (scenario, size), by_variant in found.items():
+        rows = {("", variant): results for variant, results in by_variant.items()}
+        if scenario == "growth":
+            first, last = FULL.growth
+            title = f"A topic grows: {size} consumers, {first} → {last:,} partitions"
             yield title, TABLES["growth"], rows
-        else:
+        elif scenario != "joins":
             of = f"{size} consumers, {FULL.deploy_partitions} partitions"
-            first = "new ones first" if scenario == "surge" else "old ones first"
-            title = f"A deploy, {first}: {FULL.deploy_replaced} of {of}"
+            order = "new ones first" if scenario == "surge" else "old ones first"
+            title = f"A deploy, {order}: {FULL.deploy_replaced} of {of}"
             yield title, TABLES["deploy"], rows
 
 

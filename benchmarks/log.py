@@ -81,7 +81,8 @@ def measure(url: str, messages: int, batch: int, rounds: int) -> list[Figure]:
     copier.close()
     result = []
     for side, of in found.items():
-        who = "" if side == "a client" else " (as the owner, whom no row policy binds)"
+        # The other side is the owner of the tables.
+        who = "" if side == "a client" else ", no row policy"
         result += [
             rate(f"append, batches of {batch}{who}", of["append"], Y5, of["copied"]),
             rate(f"publish, through Publisher{who}", of["publish"], Y5, of["copied"]),

@@ -41,8 +41,8 @@ _PACKAGES = (
     "uvicorn",
 )  # fmt: skip
 LEGEND = (
-    "Value: the median of the rounds. Spread: the 10th and the 90th percentile. Where several "
-    "columns have values, ratio, target and spread stand in parentheses."
+    "Value: the median of the rounds. Spread: the 10th and the 90th percentile. A target that is "
+    "not **missed** is reached. Where several columns have values, the rest stands in parentheses."
 )
 
 
@@ -59,10 +59,11 @@ def document(
     command = "make bench-quick" if quick else "make bench"
     introduction = (
         f"Written by `{command}` (a {how} run, {sum(seconds.values()):,.0f} s). A time holds for"
-        " one machine in one hour, so each figure is compared with a *yardstick* that was measured"
-        " beside it. [docs/performance-background.md](../docs/performance-background.md) explains"
-        " the figures."
+        " one machine in one hour, so figures are compared with a *yardstick* that was measured"
+        " beside them. [Where the time goes](../docs/performance-background.md) explains them."
     )
+    figures = {name: [one for one in of if isinstance(one, Figure)] for name, of in found.items()}
+    used = _yardsticks(one for of in figures.values() for one in of)
     lines = [
         "# Results of the benchmarks",
         "",
@@ -72,11 +73,10 @@ def document(
         "",
         "| yardstick | |",
         "|---|---|",
-        *[f"| {name} | {what} |" for name, what in YARDSTICKS.items()],
+        *[f"| {name} | {what} |" for name, what in used.items()],
         "",
         LEGEND,
     ]
-    figures = {name: [one for one in of if isinstance(one, Figure)] for name, of in found.items()}
     for name, of in figures.items():
         if of:
             lines += ["", f"## {name.capitalize()}", "", *_table(of)]
@@ -92,7 +92,8 @@ def section_apart(
     title: str, command: str, figures: Sequence[Figure], machine: Sequence[str]
 ) -> str:
     """A section that a command of its own writes; the command of the page keeps it."""
-    return section_of(title, command, _table(figures), machine)
+    told = [line for one in _yardsticks(figures).items() for line in (f"*{one[0]}*: {one[1]}.", "")]
+    return section_of(title, command, [*told, *_table(figures)], machine)
 
 
 def section_of(title: str, command: str, lines: Sequence[str], machine: Sequence[str]) -> str:
@@ -121,6 +122,12 @@ def with_section(page: str, section: str) -> str:
     place = titles.index("## Slopes") if "## Slopes" in titles else len(titles)
     sections.insert(place, section)
     return "".join(f"{one.rstrip()}\n\n" for one in sections).rstrip() + "\n"
+
+
+def _yardsticks(figures: Iterable[Figure]) -> dict[str, str]:
+    """Those of the figures."""
+    named = " ".join(f"{one.yardstick}" for one in figures)
+    return {one: what for one, what in YARDSTICKS.items() if re.search(rf"\b{one}\b", named)}
 
 
 def _sections(page: str) -> list[str]:
@@ -162,10 +169,10 @@ def _cells(one: Figure) -> tuple[str, str, str, str]:
     target = ""
     if one.target is not None:
         unit = "" if one.ratio is not None else f" {one.unit}"
-        verdict = "reached" if one.holds else "**missed**"
-        target = f"{'≥' if one.at_least else '≤'} {one.target:g}{unit}: {verdict}"
+        target = f"{'≥' if one.at_least else '≤'} {one.target:g}{unit}".rstrip()
+        target += "" if one.holds else ": **missed**"
     unit = one.unit if one.unit.startswith("/") else f" {one.unit}".rstrip()
-    spread = "" if one.spread is None else " to ".join(map(_number, one.spread))
+    spread = "" if one.spread is None else "–".join(map(_number, one.spread))
     return ratio, target, f"{_number(one.value)}{unit}", spread
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.coordinator import lines
-from benchmarks.groups import VARIANTS, Growth, Variant
+from benchmarks.groups import VARIANTS, Growth, Joins, Step, Variant
 from benchmarks.joins import Change
-from benchmarks.observer import Delivery, Observer, least_moves, moves
+from benchmarks.observer import Delivery, Moves, Observer, least_moves, moves
 from tests import kafka_server
 
 
@@ -105,17 +105,42 @@ def test_the_fewest_moves_leave_each_with_as_many_as_the_others(
     assert least_moves(Counter(before), members, partitions) == least
 
 
-def test_the_tables_show_what_loses_to_a_variant_of_the_same_settings(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def variant(name: str, short: bool) -> Variant:
+    return next(one for one in VARIANTS if (one.name, one.short) == (name, short))
+
+
+def joined(seconds: float) -> Joins:
+    step = Step(seconds, 2.0, [0.1], [0.1], [0.1], Moves(1, 0, 0.0, 0.0), 1, 1, 0)
+    return Joins(step, step, 0, 0)
+
+
+@pytest.fixture
+def _kafka(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "kafka_2.13-9.9.jar").touch()
     monkeypatch.setattr(kafka_server, "PROGRAM", tmp_path)
 
+
+@pytest.mark.usefixtures("_kafka")
+def test_joins_of_all_sizes_are_one_table_and_are_compared_within_a_size() -> None:
+    ours, other = variant("counterpoise", True), variant("kip-848", True)
+    page = "\n".join(
+        lines(
+            {
+                ("joins", 1): {ours: [joined(2)], other: [joined(1)]},
+                ("joins", 4): {ours: [joined(2)], other: [joined(3)]},
+            }
+        )
+    )
+    assert page.count("### ") == 2
+    assert "| 1 → 2: counterpoise, short | **2,000 ms** |" in page
+    assert "| 4 → 5: counterpoise, short | 2,000 ms |" in page
+    assert "| 5 → 4: kip-848, short | 3,000 ms |" in page
+
+
+@pytest.mark.usefixtures("_kafka")
+def test_the_tables_show_what_loses_to_a_variant_of_the_same_settings() -> None:
     def grown(seconds: float | None) -> Growth:
         return Growth(seconds, 2.0, [0.1], 0, 0)
-
-    def variant(name: str, short: bool) -> Variant:
-        return next(one for one in VARIANTS if (one.name, one.short) == (name, short))
 
     body = lines(
         {
