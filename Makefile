@@ -191,7 +191,7 @@ soak: layer-test ## all attacks at once for an hour, beside honest consumers (AR
 	@$(BIN)/python -m tests.attacks.soak $(ARGS)
 
 .PHONY: model
-model: layer-test ## check the model of the handoff with spin (docs/model.md)
+model: layer-test ## check the models with spin (docs/model.md)
 	@$(BIN)/python -m tests.model.checker
 
 .PHONY: site

@@ -1,11 +1,27 @@
 /*
  * An ordered resize, checked exhaustively: one key whose messages move between two partitions.
  *
- * With one partition its messages are in partition 0, with two in partition 1. docs/model.md maps
- * the steps to the code. A decision of the service is one atomic step on the database; the log has
- * transactions of its own. Replicas die between the two, and between a commit and what follows from
- * it. A partition may be taken from its consumer at any moment, and the consumer goes on for a while
- * with what it knows.
+ * With one partition its messages are in partition 0, with two in partition 1. A decision of the
+ * service is one atomic step on the database; the log has transactions of its own. Replicas die
+ * between the two, and between a commit and what follows from it. A partition may be taken from its
+ * consumer at any moment, and the consumer goes on for a while with what it knows.
+ *
+ * The model → the code:
+ *
+ * - a publisher's append and its refusal → the count that an append names,
+ *   `counterpoise/logs/port.py` promises 4 and 8
+ * - the next resize only when `settled`; `due` → `broker/core/cuts.py:refuse_unsettled` and
+ *   `broker/core/cuts.py:await_cuts`
+ * - the log's transaction; taking its cuts, positions first → `broker/calls/cuts.py:settle` and
+ *   `broker/calls/cuts.py:cuts_of`, `broker/core/cuts.py:take_cuts`
+ * - `looks`: what follows from a commit → `broker/calls/cuts.py:reached`,
+ *   `broker/core/cuts.py:reach_cuts`
+ * - `waits` → `broker/core/barriers.py:waits`. The model has one class: gcd(1, 2) is 1. The
+ *   oracle (`tests/broker/core/test_barriers.py`) and the simulation have the rule for other
+ *   counts
+ * - `stop` → `counterpoise/flow/barriers.py:stop_of`
+ * - a commit that only says, again, that the cut is reached → `counterpoise/flow/ledger.py`,
+ *   rule 6
  *
  * Compiled with -DBUG_... it has a known bug, which the checker must find (tests/model).
  */

@@ -1,11 +1,45 @@
 /*
  * One partition, its owner, its successor and the broker: the handoff, checked exhaustively.
  *
- * docs/model.md maps the states and events of this model to the code. In short: the database is the
- * truth, and a decision is one atomic step on it, because a replica commits only if the revision
- * it decided on is still the current one. Alarms in a replica's memory may be late or lost. Messages
- * between a consumer and the service may be lost, late, or arrive twice. Consumers stop at any
- * point, die, and come back. `make model` runs the model.
+ * The database is the truth, and a decision is one atomic step on it, because a replica commits only
+ * if the revision it decided on is still the current one. Alarms in a replica's memory may be late or
+ * lost. Messages between a consumer and the service may be lost, late, or arrive twice. Consumers
+ * stop at any point, die, and come back. `make model` runs the model; docs/model.md has its promises.
+ *
+ * The model → the code:
+ *
+ * - the variables of *the database*; a decision as one atomic step → `broker/core` on a
+ *   replica's copy of a queue, committed by `UPDATE queues … WHERE revision = :seen`
+ *   (`broker/store`). A decision on an outdated copy is made again, so all replicas are one
+ *   process here
+ * - `state` = `unassigned`, `owned`, `warming`, `revoking` → the partition in
+ *   `broker/core/model.py`; `retiring` is `owned` here, as it does not change a handoff
+ * - `grant` → `broker/core/draft.py:drawn_up`: epoch + 1
+ * - `hand_over` → the end of a handoff: `broker/core/reports.py:_release` at a release,
+ *   `broker/core/handoff.py:force` at the deadline; the next owner is the successor, another
+ *   flow, the owner itself, or none
+ * - `left` → unbinding and expiring, `broker/core/decisions.py:unbind`; a successor that leaves
+ *   while `revoking` does not take the revoke back
+ * - the plan moves the partition → `broker/core/handoff.py:begin`, by the plan of
+ *   `broker/core/assignment.py`; here it only needs the other consumer bound
+ * - `receive` → `broker/calls/commits.py:commit`, `broker/core/reports.py:release` and
+ *   `broker/core/reports.py:ready`; the fence of positions in a WHERE clause,
+ *   `broker/store/sql/positions.sql:written` and, of a release,
+ *   `broker/store/sql/commit.sql:locked_partitions`; `outdated` is `seq`
+ * - `alarm_set`, `alarm_epoch`, and the step that sets a lost one → `broker/replica/alarms.py`
+ *   and the sweep of `broker/replica/replica.py` over `next_deadline`
+ * - `sent`, `copy`, `update` → calls, their repetition by a network or a retry, and the answer
+ *   to `GET …/updates`: one at a time for each consumer. `news` stands for "its revision >
+ *   after"
+ * - `Consumer`: its view → `counterpoise/flow/core.py` and `view.py`
+ * - `Consumer`: takes, finishes and reports messages → `counterpoise/flow/ledger.py`,
+ *   `counterpoise/spark/source/progress.py` and `counterpoise/consumer`: no new message of a
+ *   revoked partition, commits trail the sink, nothing is in flight at a release
+ * - restarted with the same `instance_id` → rule 12, `replaced`
+ * - `paused`; `held`, what an administrator has ordered → `broker/core/pauses.py`; a view has
+ *   it, and `counterpoise/flow/ledger.py` begins nothing of such a partition
+ * - `deaths`, `ends` (a death for good), `expiries`, `losses`, `repeats`, `crashes`, `hangs` →
+ *   the budgets: `tests/model/checker.py` lists the combinations
  *
  * Compiled with -DBUG_... it has a known bug, which the checker must find (tests/model).
  */

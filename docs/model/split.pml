@@ -2,9 +2,19 @@
  * A merge and a split, checked exhaustively: two keys whose messages move through five partitions.
  *
  * Partitions 0 and 1 have one key each. They are merged into 2, which is split into 3 and 4.
- * docs/model.md maps the steps to the code. A decision of the service is one atomic step on the
- * database; the log has transactions of its own, and replicas die between the two. A partition may
- * be taken from its consumer at any moment, and the consumer goes on with what it knows.
+ * A decision of the service is one atomic step on the database; the log has transactions of its own,
+ * and replicas die between the two. A partition may be taken from its consumer at any moment, and the
+ * consumer goes on with what it knows.
+ *
+ * The model → the code:
+ *
+ * - the log's transaction → `broker/logs/hash_ranges.py:split` and
+ *   `broker/logs/hash_ranges.py:merge`
+ * - `tells` → `broker/calls/lineage.py:_sealed`
+ * - the sealed end: position, children and finish in one step → `counterpoise/flow/ledger.py`
+ *   rule 5, `broker/core/reports.py:_report`, `broker/replica/transaction.py:_report`
+ * - `add` → `broker/core/lineage.py:record_children`
+ * - `follow` → `broker/core/lineage.py:end_waits` and `broker/core/lineage.py:finish`
  *
  * Compiled with -DBUG_... it has a known bug, which the checker must find (tests/model).
  */
