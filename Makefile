@@ -115,8 +115,8 @@ test-long: layer-test layer-long $(CLASSES) $(KAFKA) $(CLIENTS) ## the long test
 	$(pytest) --no-loadscope-reorder -m 'long or property' $(if $(PART),--part $(PART)) $(call junit,long) $(ARGS)
 
 .PHONY: newcomer
-newcomer: layer-test layer-long $(CLASSES) $(KAFKA) $(CLIENTS) ## a new user's first two hours: the tests that docs/promises.md names
-	$(pytest) --no-loadscope-reorder $$(grep -oE 'tests/[a-z_/]+\.py::\w+' docs/promises.md | sort -u) $(ARGS)
+newcomer: layer-test layer-long $(CLASSES) $(KAFKA) $(CLIENTS) ## a new user's first two hours: the tests that tests/newcomer.md names
+	$(pytest) --no-loadscope-reorder $$(grep -oE 'tests/[a-z_/]+\.py::\w+' tests/newcomer.md | sort -u) $(ARGS)
 
 .PHONY: test-all
 test-all: test ## all tests; a release needs it
