@@ -100,7 +100,7 @@ def planned(by: str = "ours") -> str:
 SAID = {
     "docs/performance.md": [
         f"| {ONE.value:.0f} ms ({ONE.spread[0]:.0f} to {ONE.spread[1]:.0f}), each of 20 at once",
-        f"each of 20 at once {TWENTY.value:.0f} ms; the other partitions keep {KEPT} |",
+        f"each of 20 at once {TWENTY.value:.0f} ms; the others keep {KEPT} |",
         f"| {min(RATIOS):.1f} to {max(RATIOS):.1f} median micro-batches, {min(TIMES):.0f} to",
         f"to {max(TIMES):.0f} ms; on a busy machine",
         f"balanced after * | {joined()} |",
