@@ -1,6 +1,19 @@
 """Fixtures for every test: a real Postgres with databases in it, and services over them.
 
-`tests/databases.py` and `tests/service.py` say how to use them.
+* Each worker (pytest-xdist) has a Postgres, a Redis and a Kafka mock of its own. `migrated_url` is
+  a database with current, empty tables; `tests/databases.py` has others. `free_port` is a port.
+* A start is mostly imports. So services and commands are forked from a warm process
+  (`tests/forked.py`); `ServeProcess` (`tests/service.py`) does it by itself.
+* Spark applications are jobs on warm drivers (fixture `drivers`,
+  `tests/counterpoise/spark/jobs/drivers.py`). A job that leaves something in its driver fails its
+  test. `started` starts a query, also on a loaded machine (`tests/counterpoise/spark/starting.py`).
+  Spark's workers are forked (`jobs/forking.py`), JVMs start from an archive of classes
+  (`tests/counterpoise/spark/archive.py`, `tests/kafka_archive.py`).
+* Tests that share something expensive, or need much of the machine, are a group
+  (`@pytest.mark.xdist_group`): one worker runs it, test after test. Groups begin first, the largest
+  before the others: "computing" (long computations), "kafka" (an Apache Kafka), "spark" (the Spark
+  session of their worker), "drivers 1" and "drivers 2" (warm drivers), "programs 1" and
+  "programs 2" (whole Spark programs).
 """
 
 import functools
