@@ -150,7 +150,7 @@ def rounds_of(
 def main_figure(scenario: str, result: Result) -> str:
     """The first column of the scenario's table, in words."""
     column = TABLES[{"joins": "join", "surge": "deploy"}.get(scenario, scenario)][0]
-    return f"{column.title} {column.text(column.median([result]))}"
+    return f"{column.head} {column.text(column.median([result]))}"
 
 
 def main() -> None:
@@ -205,7 +205,12 @@ class Column:
     title: str
     of: Callable[[Any], float | Sequence[float] | None]
     """Of a result; None: there is no such thing."""
-    unit: str = "time"
+    unit: str = "ms"
+
+    @property
+    def head(self) -> str:
+        """The title with the unit."""
+        return self.title if self.unit == "count" else f"{self.title} ({self.unit})"
 
     def median(self, found: Sequence[Any]) -> float | None:
         """Over the rounds, and over all partitions of them."""
@@ -222,13 +227,13 @@ class Column:
         """For a table."""
         if value is None:
             return "–"
-        if self.unit == "time":
-            return f"{value * 1e3:,.0f} ms" if value < 10 else f"{value:,.1f} s"
-        return f"{value:,.1f} s" if self.unit == "s" else f"{value:,.0f}"
+        if self.unit == "ms":
+            return f"{value * 1e3:,.0f}"
+        return f"{value:,.1f}" if self.unit == "s" else f"{value:,.0f}"
 
     def is_worse(self, ours: float, other: float) -> bool:
         """Whether ours loses, beyond noise."""
-        least = WORSE_SECONDS if self.unit == "time" else 0.5
+        least = WORSE_SECONDS if self.unit == "ms" else 0.5
         return ours > WORSE * other and ours - other > least
 
 
@@ -317,7 +322,7 @@ def lines(found: Found) -> list[str]:
                 for one in columns
             ]
             texts.append([case + variant.label, str(len(of)), *cells])
-        titles = ["", "rounds", *(one.title for one in columns)]
+        titles = ["", "rounds", *(one.head for one in columns)]
         none = [place for place in range(2, len(titles)) if {row[place] for row in texts} <= NONE]
         for row in texts:
             for place in none:

@@ -132,9 +132,9 @@ def test_joins_of_all_sizes_are_one_table_and_are_compared_within_a_size() -> No
         )
     )
     assert page.count("### ") == 2
-    assert "| 1 → 2: counterpoise, short | **2,000 ms** |" in page
-    assert "| 4 → 5: counterpoise, short | 2,000 ms |" in page
-    assert "| 5 → 4: kip-848, short | 3,000 ms |" in page
+    assert "| 1 → 2: counterpoise, short | **2,000** |" in page
+    assert "| 4 → 5: counterpoise, short | 2,000 |" in page
+    assert "| 5 → 4: kip-848, short | 3,000 |" in page
 
 
 @pytest.mark.usefixtures("_kafka")
@@ -154,8 +154,8 @@ def test_the_tables_show_what_loses_to_a_variant_of_the_same_settings() -> None:
     )
     page = "\n".join(body)
     assert "Apache Kafka 9.9" in page
-    assert "| counterpoise, short | 3 | **31.0 s** | 2,000 ms | 100 ms |" in page
-    assert "| kip-848, short | 1 | 5,000 ms | 2,000 ms | 100 ms |" in page
-    assert "| range, as shipped | 1 | 1,000 ms | 2,000 ms | 100 ms |" in page
-    assert "| share group, short | 1 | – | 2,000 ms | 100 ms |" in page
+    assert "| counterpoise, short | 3 | **31,000** | 2,000 | 100 |" in page
+    assert "| kip-848, short | 1 | 5,000 | 2,000 | 100 |" in page
+    assert "| range, as shipped | 1 | 1,000 | 2,000 | 100 |" in page
+    assert "| share group, short | 1 | – | 2,000 | 100 |" in page
     assert "None: old partitions moved, lost." in body
