@@ -1,7 +1,7 @@
 """The layers of docs/design.md hold: each module is in one, and imports none of a higher one.
 
-The tables there are the one list. The first cell of a row names modules and packages; a row imports
-itself and the rows above it. A circle within a row is found by `test_rooms`.
+The lists there are the one list. `→` divides layers; one imports itself and those before it. A
+circle within a layer is found by `test_rooms`.
 """
 
 import re
@@ -13,18 +13,19 @@ from tests.architecture.structure import ROOT, SOURCES, imports, modules
 
 pytestmark = SOURCES
 
-TABLE = re.compile(r"^\| `([a-z/]+)` \| task \|\n\|[-|]+\|\n((?:\|.*\n)+)", re.M)
+LIST = re.compile(r"^\* `([a-z/]+)`: (.+\n(?:  .+\n)*)", re.M)
 
 
 def layers() -> dict[str, list[set[str]]]:
-    """The rows of each table, the lowest first: the dotted names of their members."""
+    """The layers of each list, the lowest first: the dotted names of their members."""
     page = (ROOT / "docs/design.md").read_text("utf-8")
     return {
-        table[1].replace("/", "."): [
-            {f"{table[1].replace('/', '.')}.{name}" for name in re.findall(r"`(\w+)`", cell)}
-            for cell in re.findall(r"^\| ([^|]+) \|", table[2], re.M)
+        package: [
+            {f"{package}.{name}" for name in re.findall(r"`(\w+)`", layer)}
+            for layer in found[2].split("→")
         ]
-        for table in TABLE.finditer(page)
+        for found in LIST.finditer(page)
+        for package in [found[1].replace("/", ".")]
     }
 
 
@@ -45,7 +46,7 @@ def inside(package: str) -> Iterator[str]:
     return (name for name in modules() if name.startswith(f"{package}."))
 
 
-def test_the_page_has_a_table_of_each_package() -> None:
+def test_the_page_has_a_list_of_each_package() -> None:
     assert set(LAYERS) == {
         "broker",
         "api",
