@@ -34,13 +34,12 @@ from functools import partial
 from typing import Any
 
 import orjson
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.head import HEAD, Head
 from api.metrics import Metrics
-from api.problems import of_defect, problem, shown
+from api.problems import RequestRefused, of_defect, problem, shown
 from api.rates import Rates
 from broker.core.errors import Invalid
 
@@ -100,17 +99,6 @@ class BodyBudget:
                 del counter[whose]
 
 
-class RequestRefused(Exception):
-    """The request gets this answer, and is not carried out."""
-
-    def __init__(self, response: Response) -> None:
-        self.response = response
-
-
-class _HungUp(Exception):
-    """The caller disconnected before its body was complete."""
-
-
 class _Answer:
     """Where the answer of a request goes: it gives back what the request holds when it begins."""
 
@@ -153,7 +141,10 @@ class Body:
         self.content = b""
 
     async def arrive(self) -> None:
-        """Returns when it is whole and the call may begin. Raises RequestRefused, _HungUp."""
+        """Returns when it is whole and the call may begin.
+
+        Raises RequestRefused, ClientDisconnect.
+        """
         if self.is_whole:
             return
         # Who sends slowly is not in progress meanwhile.
@@ -205,7 +196,7 @@ class Limits:
             await self.app(scope, receive, answer)
         except RequestRefused as refused:
             await refused.response(scope, receive, answer)
-        except _HungUp:
+        except ClientDisconnect:
             pass
         except Exception as error:
             response = of_defect(scope, error)
@@ -255,7 +246,10 @@ class Limits:
         return min(SMALL_BYTES, self.limit_bytes)
 
     async def read(self, head: Head, receive: Receive, answer: _Answer) -> bytes:
-        """The whole body, which holds its part of the budget. Raises RequestRefused, _HungUp."""
+        """The whole body, which holds its part of the budget.
+
+        Raises RequestRefused, ClientDisconnect.
+        """
         limit = self._most_bytes(head)
         taken = limit if head.is_chunked else head.length
         if not self.budget.take(head, taken):
@@ -287,13 +281,13 @@ class Limits:
 
 
 async def _whole(receive: Receive, limit: int) -> bytes:
-    """The body, joined from what arrives of it. Raises RequestRefused, _HungUp."""
+    """The body, joined from what arrives of it. Raises RequestRefused, ClientDisconnect."""
     pieces: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _HungUp
+            raise ClientDisconnect
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
         if size > limit:

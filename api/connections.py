@@ -209,10 +209,6 @@ class OpenConnections:
         connection.abort()
 
 
-class _Refused(Exception):
-    """The request is refused while its head is being read; the argument is the problem's code."""
-
-
 class _Event:
     """An event of asyncio, which is made when somebody waits for it: it takes 0.7 KB."""
 
@@ -395,8 +391,7 @@ class Connection(HttpToolsProtocol):
             # Of the present request; only its body is parsed.
             return
         if len(self.pipeline) >= MOST_PIPELINED:
-            self._refusal = "malformed"
-            raise _Refused
+            raise self._refused("malformed")
         self._unset_keepalive_if_required()
         self._head_begun, self._head_bytes = True, 0
         super().on_message_begin()
@@ -406,14 +401,12 @@ class Connection(HttpToolsProtocol):
             return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MOST_HEAD_BYTES or len(self.headers) > MOST_FIELDS:
-            self._refusal = "head_too_large"
-            raise _Refused
+            raise self._refused("head_too_large")
         once = [name for name, _ in self.headers if name in FIELDS_ONCE]
         version = self.parser.get_http_version()
         is_named = b"host" in once or version == "1.0"
         if len(once) > len(set(once)) or version not in VERSIONS or not is_named:
-            self._refusal = "malformed"
-            raise _Refused
+            raise self._refused("malformed")
         # Of an HTTP/1.0 client that is no expectation (RFC 9110, 10.1.1).
         self.expect_100_continue &= version == "1.1"
         self._head_begun, self._in_body = False, True
@@ -435,8 +428,7 @@ class Connection(HttpToolsProtocol):
         """A chunk begins; httptools calls it."""
         self._chunks += 1
         if self._chunks > MOST_CHUNKS + self._body_bytes // CHUNK_BYTES:
-            self._refusal = "malformed"
-            raise _Refused
+            raise self._refused("malformed")
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -555,6 +547,11 @@ class Connection(HttpToolsProtocol):
             self._reader_timer = None
 
     # What is refused before there is a request
+
+    def _refused(self, code: str) -> httptools.HttpParserError:
+        """For a callback of the parser, which raises another error in its place."""
+        self._refusal = code
+        return httptools.HttpParserError(code)
 
     def _refuse(self, code: str) -> None:
         """Answer with a problem and close; without an answer if another one is on its way."""

@@ -121,6 +121,13 @@ DETAILS = {
 }
 
 
+class RequestRefused(Exception):
+    """The request gets this answer, and is not carried out."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+
+
 def problem(
     code: str,
     detail: str,

@@ -23,9 +23,8 @@ from msgspec.json import Decoder
 from pydantic_core import CoreSchema, PydanticKnownError, SchemaValidator, ValidationError
 from pydantic_core import core_schema as checks
 
-from api.bodies import RequestRefused
 from api.documents import REFERENCE, schema_name, schemas_of, shapes_of
-from api.problems import in_words, invalid, shown, unknown_name
+from api.problems import RequestRefused, in_words, invalid, shown, unknown_name
 from broker.core.errors import Invalid
 from counterpoise.logs.address import refuse_credentials
 from counterpoise.wire import (

@@ -44,7 +44,7 @@ from starlette.types import Receive, Scope, Send
 
 from api import bodies, requests
 from api.answers import answer
-from api.problems import shown, unknown_name
+from api.problems import RequestRefused, shown, unknown_name
 from api.security import Also, Requirement, authorize, requirement_of
 from broker.calls.bound_flows import BoundFlow
 from broker.core.errors import Invalid, Unavailable
@@ -223,7 +223,7 @@ class Route(APIRoute):
                     await bodies.arrive(request.scope)
                 # Also again: the credential may have ended while the body was on its way.
                 return await awaiter(served(request))
-            except bodies.RequestRefused as refused:
+            except RequestRefused as refused:
                 return refused.response
 
         async def served(request: Request) -> Response:

@@ -22,7 +22,7 @@ the call.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import structlog
@@ -31,7 +31,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.head import HEAD, Head
-from api.problems import of_broker_error, of_defect, problem
+from api.problems import RequestRefused, of_broker_error, of_defect, problem
 from api.rates import Rates
 from broker import tracing
 from broker.calls.updates import NOT_RENEWED
@@ -114,14 +114,6 @@ class StreamHolder(NamedTuple):
     id: object
 
 
-class _Full(Exception):
-    """The holder of this kind has as many streams as it may; `most` says how many."""
-
-    def __init__(self, kind: _KIND, most: int) -> None:
-        self.kind = kind
-        self.most = most
-
-
 class OpenStreams:
     """The event streams of one application, by their holders."""
 
@@ -148,18 +140,18 @@ class OpenStreams:
     def __len__(self) -> int:
         return len(self._holders)
 
-    @contextlib.contextmanager
-    def holding(self, scope: Scope, holder: StreamHolder | None) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def holding(self, scope: Scope, holder: StreamHolder | None) -> AsyncIterator[None]:
         """While the stream of this request is open; it counts for `holder` and for its address.
 
-        Raises _Full.
+        Raises RequestRefused for one too many.
         """
         head: Head = scope[HEAD]
         holders = [StreamHolder("address", head.network), *([] if holder is None else [holder])]
         for each in reversed(holders):
             most = self._most[each.kind]
             if len(self._by_holder.get(each, ())) >= most:
-                raise _Full(each.kind, most)
+                raise RequestRefused(await self._refusal(each.kind, most))
         place = object()
         self._holders[place] = (*holders,)
         for each in holders:
@@ -176,15 +168,14 @@ class OpenStreams:
             if not of_holder:
                 del self._by_holder[each]
 
-    async def refusal(self, full: _Full) -> Response:
+    async def _refusal(self, kind: _KIND, most: int) -> Response:
         """The answer for one stream too many, after a delay."""
-        self._rates.refused.labels(f"{full.kind}_streams").inc()
+        self._rates.refused.labels(f"{kind}_streams").inc()
         await self._rates.hold()
         return problem(
             "too_many_requests",
-            f"This {full.kind} has {full.most} event streams open, and may not have more: "
-            f"{_TO_DO[full.kind]}. The setting COUNTERPOISE_{full.kind.upper()}_STREAMS is the "
-            "limit.",
+            f"This {kind} has {most} event streams open, and may not have more: {_TO_DO[kind]}. "
+            f"The setting COUNTERPOISE_{kind.upper()}_STREAMS is the limit.",
             headers={"Retry-After": str(FULL_SECONDS)},
         )
 
@@ -291,11 +282,8 @@ class EventStream(Response, Generic[T]):
         if self._open_streams is None:
             await self._stream(scope, receive, send)
             return
-        try:
-            with self._open_streams.holding(scope, self._holder):
-                await self._stream(scope, receive, send)
-        except _Full as full:
-            await (await self._open_streams.refusal(full))(scope, receive, send)
+        async with self._open_streams.holding(scope, self._holder):
+            await self._stream(scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send(

@@ -16,9 +16,9 @@ from msgspec import Struct, field, json, to_builtins
 from msgspec.structs import fields
 from rich.pretty import pretty_repr
 
-from api.bodies import RequestRefused
 from api.documents import schema_name, shapes_of
 from api.openapi import all_routes, document
+from api.problems import RequestRefused
 from api.requests import LIMITS, BodyReader
 from api.routing import Route
 from api.security import Also, allow
