@@ -317,12 +317,10 @@ def _prepare(settings: Settings) -> None:
 def _refuse_unusable(settings: Settings) -> None:
     try:
         for url in urls(settings):
-            if url is not None:
-                checks.refuse_unusable(url)
+            if url is not None and (why := checks.why_not_usable(url)):
+                fail(Exit.DATABASE, why)
     except DatabaseUnreachable as error:
         fail(Exit.DATABASE, f"cannot reach the database: {error}")
-    except checks.Unusable as error:
-        fail(Exit.DATABASE, str(error))
 
 
 def _refuse_exposure(settings: Settings) -> None:

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import structlog
 
-from broker.core.errors import BrokerError, Invalid, PartitionEnded, Unavailable
+from broker.core.errors import BrokerError, Invalid, Unavailable
 from broker.logs.aligned import AlignedLogs
 from broker.logs.external import ExternalLogs
 from broker.logs.peeking import Peek
@@ -25,7 +25,6 @@ from broker.logs.ports import (
     LogDatabaseUnavailable,
     LogKind,
     LogOwner,
-    PartitionSealed,
     Positions,
     Purpose,
     Root,
@@ -139,10 +138,6 @@ def _answered() -> Iterator[None]:
         yield
     except LogDatabaseUnavailable:
         raise Unavailable(DATABASE_AWAY) from None
-    except PartitionSealed as sealed:
-        raise PartitionEnded(
-            sealed.partition, [child.partition for child in sealed.successors]
-        ) from None
     except LogError as error:
         raise Invalid(f"{str(error)[:1].upper()}{str(error)[1:]}.") from None
 

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from broker.core.errors import PartitionEnded
 from broker.logs.database import LogDatabase, may_touch, name_of
 from broker.logs.ports import (
     LogOwner,
-    PartitionSealed,
     Root,
     Sealing,
 )
@@ -64,6 +64,10 @@ class _Parent:
     end: str
 
 
+def _ended(partition: int, successors: Sequence[Successor]) -> PartitionEnded:
+    return PartitionEnded(partition, [one.partition for one in successors])
+
+
 def _without_range(partition: int) -> LogRefused:
     return LogRefused(f"the log has no partition {partition} with a hash range")
 
@@ -103,7 +107,7 @@ class HashRanges:
         `dry_run`: nothing of it stays.
 
         A partition that was split before, at this hash or `anywhere`, is answered the same.
-        Raises PartitionSealed, LogRefused, LogNotFound, LogDatabaseUnavailable.
+        Raises PartitionEnded, LogRefused, LogNotFound, LogDatabaseUnavailable.
         """
         async with self._database.transaction(kept=not dry_run) as connection:
             log_id = await self._lock(connection, log, owner)
@@ -113,7 +117,7 @@ class HashRanges:
                 there = None if len(parent.successors) < 2 else _second(parent.successors).first
                 if there is not None and (anywhere or at in (None, there)):
                     return Sealing({partition: parent.end}, parent.successors)
-                raise PartitionSealed(partition, parent.successors)
+                raise _ended(partition, parent.successors)
             middle = (whole.first + whole.last + 1) // 2 if at is None else at
             if not whole.first < middle <= whole.last:
                 where = "in its middle" if at is None else f"at {at:08x}"
@@ -139,7 +143,7 @@ class HashRanges:
         """Seal two partitions with adjacent ranges; one begins with both. `dry_run`: as of `split`.
 
         Two that were merged with each other before are answered the same. Raises
-        PartitionSealed, LogRefused, LogNotFound, LogDatabaseUnavailable.
+        PartitionEnded, LogRefused, LogNotFound, LogDatabaseUnavailable.
         """
         async with self._database.transaction(kept=not dry_run) as connection:
             log_id = await self._lock(connection, log, owner)
@@ -151,7 +155,7 @@ class HashRanges:
                 child = parent.successors[0]
                 if set(child.parents) == {low.key, high.key} and low != high:
                     return Sealing({p.range.partition: p.end for p in parents}, parent.successors)
-                raise PartitionSealed(parent.range.partition, parent.successors)
+                raise _ended(parent.range.partition, parent.successors)
             if low.last + 1 != high.first:
                 raise LogRefused(f"the ranges {low.key} and {high.key} do not lie side by side")
             return await self._replace(connection, log_id, parents, [(low.first, high.last)])

@@ -20,7 +20,6 @@ from counterpoise.logs import (
     AppendBatch,
     AppendResult,
     Bounds,
-    LogError,
     LogUnavailable,
     Message,
     Successor,
@@ -42,7 +41,6 @@ __all__ = [
     "LogKind",
     "LogOwner",
     "Logs",
-    "PartitionSealed",
     "Positions",
     "Purpose",
     "RangeLogs",
@@ -118,16 +116,6 @@ class Sealing:
 
     ends: Mapping[int, str]
     successors: Sequence[Successor]
-
-
-class PartitionSealed(LogError):
-    """The partition was split or merged before, in another way; `successors` came after it."""
-
-    def __init__(self, partition: int, successors: Sequence[Successor]) -> None:
-        after = ", ".join(str(one.partition) for one in successors)
-        super().__init__(f"partition {partition} is sealed; after it came {after}")
-        self.partition = partition
-        self.successors = successors
 
 
 class LogDatabaseUnavailable(LogUnavailable):

@@ -1,10 +1,10 @@
 """Whether the database can be used, and why it cannot.
 
-**A database in another encoding than UTF8 is refused** (`refuse_unusable`): names, keys and errors
+**A database in another encoding than UTF8 is refused** (`why_not_usable`): names, keys and errors
 may have any character. One in LATIN1 does not know most of them, and one in SQL_ASCII takes any
 bytes for text.
 
-**A connection pooler in transaction mode is refused** (`refuse_unusable`). With such a pooler
+**A connection pooler in transaction mode is refused** (`why_not_usable`). With such a pooler
 (pgbouncer with `pool_mode = transaction`, and the like) each transaction runs in any free session.
 The service would fail later and in obscure ways: prepared statements belong to another session,
 LISTEN receives nothing, session settings leak to other sessions, and the pooler does not know the
@@ -74,54 +74,52 @@ LOG_SECONDS = 10.0
 MOST_CAUSES = 100
 
 
-class Unusable(Exception):
-    """A database, or a way to it, with which the service cannot work; the message is one line."""
-
-
 def _opened(**parameters: Any) -> Connection:
     return psycopg.connect(**parameters, autocommit=True, connect_timeout=CONNECT_SECONDS)
 
 
-def refuse_unusable(url: str, opened: Callable[..., Connection] = _opened) -> None:
-    """Raises Unusable if the encoding is another one, or if sessions are shared or do not have the
-    settings that they ask for; DatabaseUnreachable. Blocks.
+def why_not_usable(url: str, opened: Callable[..., Connection] = _opened) -> str | None:
+    """Why the service cannot work with this database, in one line: its encoding is another one, or
+    sessions are shared or do not have the settings that they ask for. None: it can.
+
+    Blocks. Raises DatabaseUnreachable.
     """
     parameters = postgres.read(url)
     try:
-        refusal = _of_settings(opened, parameters)
-        if refusal is None:
-            return
-        with opened(**parameters) as one, opened(**parameters) as other:
-            for _ in range(TRIES):
-                first = _process(one)
-                if first == _process(other) or first != _process(one):
-                    raise Unusable(REFUSED)
+        is_pooled, refusal = _of_settings(opened, parameters)
+        if is_pooled:
+            with opened(**parameters) as one, opened(**parameters) as other:
+                for _ in range(TRIES):
+                    first = _process(one)
+                    if first == _process(other) or first != _process(one):
+                        return REFUSED
     except psycopg.Error as error:
         raise DatabaseUnreachable(_last_line(error)) from None
-    if refusal:
-        raise Unusable(refusal)
+    return refusal
 
 
-def _of_settings(opened: Callable[..., Connection], parameters: Mapping[str, str]) -> str | None:
-    """Why a pooler does not give a session its settings, empty if it does; None: there is none."""
+def _of_settings(
+    opened: Callable[..., Connection], parameters: Mapping[str, str]
+) -> tuple[bool, str | None]:
+    """Whether there is a pooler, and what a session does not have as it should."""
     try:
         with postgres.connect(opened, parameters) as session:
             encoding = session.info.parameter_status("server_encoding")
             if encoding != "UTF8":
                 name = session.info.dbname
-                raise Unusable(WRONG_ENCODING.format(name=name, encoding=encoding))
+                return False, WRONG_ENCODING.format(name=name, encoding=encoding)
             if _process(session) == session.info.backend_pid:
-                return None
+                return False, None
             for name in _VITAL:
                 found = _value(session, f"SELECT current_setting('{name}')")
                 if found != (wanted := postgres.SETTINGS[name]):
-                    return IGNORED.format(name=name, found=found, wanted=wanted)
-            return ""
+                    return True, IGNORED.format(name=name, found=found, wanted=wanted)
+            return True, None
     except psycopg.Error as error:
         said = _last_line(error)
         if "startup parameter" not in said:
             raise
-        return NO_SETTINGS.format(error=said)
+        return True, NO_SETTINGS.format(error=said)
 
 
 def _last_line(error: psycopg.Error) -> str:

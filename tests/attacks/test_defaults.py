@@ -107,7 +107,7 @@ def test_a_queue_lives_its_life(url: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("broker.service.UPKEEP_SECONDS", 0.1)
     monkeypatch.setattr("broker.postgres.restoring.SERVED_SECONDS", 0)
     every = list(range(COUNT))
-    checks.refuse_unusable(url)
+    assert checks.why_not_usable(url) is None
     migrations.upgrade(url)
     assert not migrations.asked(url, restoring.moved)
     settings = settings_for(url)
