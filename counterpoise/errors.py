@@ -1,6 +1,7 @@
 """Errors between a program and the service: one exception for each reaction of the program.
 
-A refusal carries a stable `code` (RFC 9457, the contract, *HTTP*); each code is an exception here.
+A refusal carries a stable `code` (RFC 9457, the contract, *HTTP*). A code to which a program reacts
+in its own way is an exception here; the others are `Refused`, whose message says what to do.
 Every temporary failure (service away, restarting, overloaded, a cut connection, an unreadable
 answer) is a `ServiceUnavailable`, so that one `except` clause can retry it.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 
 class CounterpoiseError(Exception):
@@ -40,14 +41,17 @@ class NotCounterpoise(CounterpoiseError):
 class ServiceUnavailable(CounterpoiseError):
     """The service cannot answer now, or it or a proxy has failed; the same call may succeed later.
 
-    `retry_after` is the wait that the service asked for, in seconds, or None.
+    `retry_after` is the wait that the service asked for, in seconds, or None. `code` is that of the
+    service's answer, as `too_many_requests`: this program is over its rate, or the service is
+    overloaded.
     """
 
     code = "unavailable"
 
-    def __init__(self, message: str, retry_after: float | None = None) -> None:
+    def __init__(self, message: str, retry_after: float | None = None, code: str = "") -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.code = code or type(self).code
 
 
 class Unreachable(ServiceUnavailable):
@@ -60,12 +64,6 @@ class QueueUnreadable(ServiceUnavailable):
     """The service cannot read this queue, which can be deleted; all others are served."""
 
     code = "queue_unreadable"
-
-
-class TooManyRequests(ServiceUnavailable):
-    """This program is over its rate, or the service is overloaded: wait `retry_after` seconds."""
-
-    code = "too_many_requests"
 
 
 class BadAnswer(ServiceUnavailable):
@@ -130,18 +128,6 @@ class StateKept(Refused):
     """State that a consumer keeps outside of the queue would be divided."""
 
     code = "state_kept"
-
-
-class PartitionEnded(Refused):
-    """The partition was split or merged before; split or merge what came after it."""
-
-    code = "partition_ended"
-
-
-class ChildrenRefused(Refused):
-    """The queue does not record the partitions of this split or merge."""
-
-    code = "children_refused"
 
 
 class FlowNotFound(Refused):
@@ -224,28 +210,23 @@ class EndRefused(CounterpoiseError):
     code = "end_refused"
 
 
-class _ByCode:
-    classes: ClassVar[Mapping[str, type[Refused]]] = {
-        kind.code: kind
-        for kind in (
-            QueueNotFound,
-            QueueExists,
-            QueueInUse,
-            ResizeUnsettled,
-            StateKept,
-            PartitionEnded,
-            ChildrenRefused,
-            FlowNotFound,
-            FlowGone,
-            Unauthorized,
-            Forbidden,
-            Invalid,
-        )
-    }
-
-
+_REFUSALS: Mapping[str, type[Refused]] = {
+    kind.code: kind
+    for kind in (
+        QueueNotFound,
+        QueueExists,
+        QueueInUse,
+        ResizeUnsettled,
+        StateKept,
+        FlowNotFound,
+        FlowGone,
+        Unauthorized,
+        Forbidden,
+        Invalid,
+    )
+}
 _PASSING: Mapping[str, type[ServiceUnavailable]] = {
-    kind.code: kind for kind in (TooManyRequests, Overtaken, QueueUnreadable)
+    kind.code: kind for kind in (Overtaken, QueueUnreadable)
 }
 _MOST_MESSAGE_CHARACTERS = 4_000
 _TRANSIENT_STATUSES = frozenset({408, 425, 429})
@@ -324,5 +305,5 @@ def error_of(
     if code in _PASSING:
         return _PASSING[code](message, retry_after)
     if status >= 500 or status in _TRANSIENT_STATUSES:
-        return ServiceUnavailable(message, retry_after)
-    return _ByCode.classes.get(code, Refused)(message, status, problem)
+        return ServiceUnavailable(message, retry_after, code)
+    return _REFUSALS.get(code, Refused)(message, status, problem)

@@ -99,12 +99,3 @@ class Overtaken(SinkError):
     """Another commit changed the table of a lake since it was read, and nothing was committed."""
 
     code = "overtaken"
-
-
-class StaleEpoch(SinkError):
-    """The sink has seen a higher epoch of a partition than the one it is held under here.
-
-    Neither the service nor the source's last view says that the partition was lost.
-    """
-
-    code = "stale_epoch"

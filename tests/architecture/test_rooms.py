@@ -28,8 +28,8 @@ WIRE = """
     Rebalance ReleaseItem Result
 """
 ERRORS = """
-    ChildrenRefused FlowGone FlowNotFound Forbidden Invalid Overtaken PartitionEnded QueueExists
-    QueueInUse QueueNotFound QueueUnreadable ResizeUnsettled StateKept Unauthorized
+    FlowGone FlowNotFound Forbidden Invalid Overtaken QueueExists QueueInUse QueueNotFound
+    QueueUnreadable ResizeUnsettled StateKept Unauthorized
 """
 REQUESTS = "NewKey Root"
 TWICE = {

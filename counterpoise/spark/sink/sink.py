@@ -10,12 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from counterpoise.spark.channel.running_batch import RunningBatch, batches_by_queue
-from counterpoise.spark.errors import (
-    InvalidRows,
-    InvalidSink,
-    SinkError,
-    StaleEpoch,
-)
+from counterpoise.spark.errors import InvalidRows, InvalidSink, SinkError
 from counterpoise.spark.sink.batch import BatchRows
 from counterpoise.spark.sink.database import MakeEngine, TransactionLimits
 from counterpoise.spark.sink.fence import HighWaterKey, OnGap
@@ -215,7 +210,7 @@ class FencedSink:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; `foreachBatch` calls this.
 
-        Raises InvalidRows, InvalidSink, StaleEpoch, and what the tasks raise: a SinkError as
+        Raises InvalidRows, InvalidSink, SinkError, and what the tasks raise: a SinkError as
         it is, other errors as Spark's exception.
         """
         _check_columns(batch)
@@ -285,7 +280,7 @@ class FencedSink:
             )
         held = running.still_held(superseded, self._confirm_seconds)
         if held:
-            raise StaleEpoch(
+            raise SinkError(
                 f"sink {self.name!r} has seen higher epochs than those under which this "
                 f"application holds {', '.join(f'partition {p} (epoch {e})' for p, e in held)}, "
                 f"and in {self._confirm_seconds:g} s the service has not said that they were "

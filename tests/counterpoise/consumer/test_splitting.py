@@ -10,7 +10,7 @@ import pytest
 from counterpoise import Flow
 from counterpoise.calls import Call
 from counterpoise.client import Client
-from counterpoise.errors import ChildrenRefused, EndRefused, Invalid, PartitionEnded
+from counterpoise.errors import EndRefused, Invalid, Refused
 from counterpoise.logs.ranges import HASHES
 from counterpoise.publisher import Publisher
 from tests.counterpoise.leases import LONG_SECONDS
@@ -89,8 +89,9 @@ def test_waiting_children_are_seen_at_once_and_calls_may_be_repeated(client):
     assert client.split_partition("flights", 0) == first
     assert client.split_partition("flights", 0, "load") == first
     assert states(client) == {0: "unassigned", 1: "waiting", 2: "waiting"}
-    with pytest.raises(PartitionEnded, match="after it came 1 and 2"):
+    with pytest.raises(Refused, match="after it came 1 and 2") as refused:
         client.split_partition("flights", 0, "00000001")
+    assert refused.value.code == "partition_ended"
     merged = client.merge_partitions("flights", 1, 2)
     assert client.merge_partitions("flights", 2, 1) == merged
     with pytest.raises(Invalid, match="side by side"):
@@ -204,8 +205,9 @@ def test_an_end_that_the_service_refuses_is_an_error_that_people_see(
     with monkeypatch.context() as full:
         full.setattr("broker.core.lineage.MOST_PARTITIONS", 1)
         full.setattr("broker.calls.lineage.room", lambda _: 2)
-        with pytest.raises(ChildrenRefused, match="No message is lost"):
+        with pytest.raises(Refused, match="No message is lost") as refused:
             client.split_partition("flights", 0)
+        assert refused.value.code == "children_refused"
         publish(range(20, 40))
         one = running()
         one.thread.start()
