@@ -11,7 +11,6 @@ from starlette.requests import Request
 from api import problems
 from api.routing import Cursor, DryRun, Flag, Limit, Name, Route, broker_of
 from api.security import Also, allow, caller_of
-from broker.calls import views
 from broker.core.access import Right
 from counterpoise import wire
 
@@ -19,11 +18,6 @@ ROUTER = APIRouter(prefix="/v1/queues", route_class=Route)
 
 ADMINISTRATION = ("unauthorized", "forbidden", "invalid", "unavailable")
 ON_A_QUEUE = (*ADMINISTRATION, "queue_not_found", "queue_unreadable")
-
-
-def _given(body: wire.QueueCreate | wire.QueueChange) -> dict[str, Any]:
-    """The settings that the body has, or its defaults."""
-    return {name: value for name, value in asdict(body).items() if value is not UNSET}
 
 
 @ROUTER.post(
@@ -42,12 +36,7 @@ async def create_queue(request: Request, body: wire.QueueCreate) -> wire.Queue:
     """
     caller = caller_of(request)
     caller.require(Right.ADMINISTER, queue=body.name)
-    given = _given(body)
-    if body.partitions is not UNSET:
-        given["partitions"] = tuple(root.key for root in body.partitions)
-    if body.positions is not UNSET:
-        given["positions"] = {int(number): at for number, at in body.positions.items()}
-    created = await broker_of(request).queues.create(views.QueueSpec(**given), caller)
+    created = await broker_of(request).queues.create(body, caller)
     return (await broker_of(request).conditions.with_counts([created]))[0]
 
 
@@ -106,7 +95,8 @@ async def change_queue(
     `partition_count` is the resize. Growing takes effect at once. Shrinking lets the owners of
     surplus partitions drain them first, so that nothing is lost, unless `discard` is given.
     """
-    broker, changes = broker_of(request), _given(body)
+    broker = broker_of(request)
+    changes = {name: value for name, value in asdict(body).items() if value is not UNSET}
     changed = await broker.queues.change(
         queue, changes, discard, caller_of(request), dry_run=dry_run
     )

@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 import structlog
+from msgspec import UNSET
 
 from broker.calls.access import QueueAccess, act_of
 from broker.calls.readers import LogReaders, log_owner
-from broker.calls.views import QueueSpec
 from broker.core import commands as c
 from broker.core.access import Caller
 from broker.core.barriers import Barriers
@@ -27,6 +27,7 @@ from broker.replica.coordinator import Coordinator
 from broker.replica.store_calls import store_available
 from broker.replica.transaction import Submission
 from broker.store.ports import Act, Stored
+from counterpoise import wire
 from counterpoise.logs.numbered import TOO_LARGE, position_number
 
 _log = structlog.get_logger()
@@ -41,7 +42,7 @@ class CutCalls:
         self._logs = logs
         self._readers = readers
 
-    def ordered(self, log: str, spec: QueueSpec) -> bool:
+    def ordered(self, log: str, spec: wire.QueueCreate) -> bool:
         """Whether a new queue has ordered resizes: where it is not said, if it can.
 
         Raises Invalid where it is said, and cannot be.
@@ -49,7 +50,7 @@ class CutCalls:
         refusal = self._unordered(log, spec.partitioning)
         if spec.ordered_resize and refusal is not None:
             raise refusal
-        return refusal is None if spec.ordered_resize is None else spec.ordered_resize
+        return refusal is None if spec.ordered_resize is UNSET else spec.ordered_resize
 
     def refuse_unordered(self, log: str, partitioning: str) -> None:
         """Raises Invalid where no resize can be ordered, and where there is none."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 import structlog
-from msgspec import structs, to_builtins
+from msgspec import UNSET, structs, to_builtins
 
 from broker.calls.access import QueueAccess, act_of
 from broker.calls.ends import child_of
@@ -26,7 +26,6 @@ from broker.calls.rendering import (
     queue_view,
     waits_for,
 )
-from broker.calls.views import QueueSpec
 from broker.core import commands as c
 from broker.core import records as r
 from broker.core.access import Caller
@@ -61,7 +60,9 @@ class Roots:
         return {one.partition: one.key for one in self.partitions}
 
 
-async def roots_of(spec: QueueSpec, log: str, owner: wire.Queue | None, ranges: RangeLogs) -> Roots:
+async def roots_of(
+    spec: wire.QueueCreate, log: str, owner: wire.Queue | None, ranges: RangeLogs
+) -> Roots:
     """The roots of a new queue on this log, which `owner` has, None: the queue itself, or nobody.
 
     A dynamic queue with a built-in log of its own has `partition_count` equal hash ranges; one that
@@ -78,7 +79,7 @@ async def roots_of(spec: QueueSpec, log: str, owner: wire.Queue | None, ranges: 
         )
     if not dynamic or builtin_name(log) is None:
         return Roots(_first_partitions(spec, log))
-    if spec.partitions is not None:
+    if spec.partitions is not UNSET:
         raise Invalid(
             "The built-in log gives its partitions their keys; leave partitions out, and send "
             "partition_count for more than one.",
@@ -87,7 +88,7 @@ async def roots_of(spec: QueueSpec, log: str, owner: wire.Queue | None, ranges: 
     if owner is None:
         equal = equal_ranges(spec.partition_count or 1)
         return Roots(_children(Root(one.partition, one.key, None) for one in equal))
-    if spec.partition_count is not None:
+    if spec.partition_count is not UNSET:
         raise Invalid(
             f"A queue that reads the log of the queue {owner.name!r} begins with its partitions; "
             "leave partition_count out.",
@@ -102,13 +103,13 @@ def _children(roots: Iterable[Root]) -> tuple[r.Child, ...]:
     return tuple(r.Child(root.partition, root.key, ()) for root in roots)
 
 
-def _first_partitions(spec: QueueSpec, log: str) -> tuple[r.Child, ...]:
+def _first_partitions(spec: wire.QueueCreate, log: str) -> tuple[r.Child, ...]:
     """The roots of the queue; none for a fixed one.
 
     Raises Invalid for what does not fit together, and for a log that has fixed partitions.
     """
     if spec.partitioning != "dynamic":
-        if spec.partitions is not None:
+        if spec.partitions is not UNSET:
             raise Invalid(
                 'Only a dynamic queue has partitions with keys; send "partitioning": "dynamic" '
                 "too, or partition_count instead.",
@@ -121,7 +122,7 @@ def _first_partitions(spec: QueueSpec, log: str) -> tuple[r.Child, ...]:
             "partitions begin and end.",
             [("log", "has fixed partitions")],
         )
-    if spec.partition_count is not None:
+    if spec.partition_count is not UNSET:
         raise Invalid(
             "The partitions of a dynamic queue are given by their keys; leave partition_count out.",
             [("partition_count", "is not for a dynamic queue")],
@@ -131,14 +132,15 @@ def _first_partitions(spec: QueueSpec, log: str) -> tuple[r.Child, ...]:
             "Give the first partitions of the queue, each with a key.",
             [("partitions", "is required")],
         )
-    again = [key for key, times in Counter(spec.partitions).items() if times > 1]
+    keys = [root.key for root in spec.partitions]
+    again = [key for key, times in Counter(keys).items() if times > 1]
     if again:
         key = min(again)
         raise Invalid(
             f"The key {key!r} is given more than once; a key names one partition.",
             [("partitions", f"names {key!r} more than once")],
         )
-    return tuple(r.Child(number, key, ()) for number, key in enumerate(spec.partitions))
+    return tuple(r.Child(number, key, ()) for number, key in enumerate(keys))
 
 
 class LineageCalls:

@@ -8,7 +8,8 @@ from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from broker.calls import views
+from msgspec import UNSET, structs
+
 from broker.calls.access import QueueAccess, act_of
 from broker.calls.cuts import CutCalls
 from broker.calls.lineage import roots_of
@@ -81,17 +82,17 @@ class QueueCalls:
         self._trims = trims
         self._previews = previews
 
-    async def create(self, spec: views.QueueSpec, caller: Caller | None = None) -> wire.Queue:
+    async def create(self, spec: wire.QueueCreate, caller: Caller | None = None) -> wire.Queue:
         """Creates a queue; answers the one that is there if an equal call has made it.
 
         Raises QueueExists, Invalid, Forbidden, Unavailable.
         """
         return await self._trims.apart(lambda: self._create(spec, caller))
 
-    async def _create(self, spec: views.QueueSpec, caller: Caller | None) -> wire.Queue:
+    async def _create(self, spec: wire.QueueCreate, caller: Caller | None) -> wire.Queue:
         log = _log_of(spec)
         check_log(log)
-        spec = replace(spec, ordered_resize=self._cuts.ordered(log, spec))
+        spec = structs.replace(spec, ordered_resize=self._cuts.ordered(log, spec))
         retention = _retention_of(spec, log)
         if caller is not None:
             await self._readers.refuse_foreign(log, spec.name, caller, Right.ADMINISTER)
@@ -120,7 +121,7 @@ class QueueCalls:
 
     async def _planned(
         self,
-        spec: views.QueueSpec,
+        spec: wire.QueueCreate,
         log: str,
         owner: wire.Queue | None,
         retention: Retention | None,
@@ -162,7 +163,7 @@ class QueueCalls:
         return commit, first.keys or None
 
     async def _made_before(
-        self, spec: views.QueueSpec, log: str, retention: Retention | None
+        self, spec: wire.QueueCreate, log: str, retention: Retention | None
     ) -> wire.Queue:
         """The queue of this name, if an equal call has made it and nobody has changed it since.
 
@@ -174,7 +175,7 @@ class QueueCalls:
 
         def equal(queue: Queue) -> wire.Queue:
             given = {name: getattr(spec, name) for name in _AS_GIVEN}
-            if spec.partition_count is not None and not keys:
+            if spec.partition_count is not UNSET and not keys:
                 given["partition_count"] = spec.partition_count
             if retention is not None:
                 given["retention_seconds"] = retention.seconds
@@ -192,7 +193,7 @@ class QueueCalls:
         if has_owner(log) and owner is None:
             count = len(keys) or view.partition_count
             await self._logs.ensure(log, count, log_owner(view), keys or None)
-        if given := {number: at for number, at in spec.positions.items() if at is not None}:
+        if given := _set(_positions_of(spec)):
             with store_available():
                 stored = await self._store.positions(view.id, [*given])
             if given != {number: one.position for number, one in stored.items()}:
@@ -278,13 +279,14 @@ class QueueCalls:
         return max(count, (max(held, default=-1) // width + 1) * width)
 
     async def _given_positions(
-        self, spec: views.QueueSpec, log: str, owner: wire.Queue | None, queue: Queue
+        self, spec: wire.QueueCreate, log: str, owner: wire.Queue | None, queue: Queue
     ) -> dict[int, str]:
         """The positions that the administrator gives. Raises Invalid.
 
         They are stored with the queue, so no consumer begins elsewhere before.
         """
-        if not spec.positions:
+        positions = _positions_of(spec)
+        if not positions:
             return {}
         if spec.partitioning != "fixed" or (has_owner(log) and owner is None):
             raise Invalid(
@@ -292,16 +294,16 @@ class QueueCalls:
                 "positions: leave them out.",
                 [("positions", "are for existing logs with fixed partitions")],
             )
-        unknown = sorted(spec.positions.keys() - queue.partitions.keys())
+        unknown = sorted(positions.keys() - queue.partitions.keys())
         if unknown:
             raise Invalid(
                 f"The log has no partition {unknown[0]}.",
                 [("positions", f"names {unknown[:10]}, which do not exist")],
             )
-        await refuse_unreachable(self._logs, log, spec.positions)
-        return {number: at for number, at in spec.positions.items() if at is not None}
+        await refuse_unreachable(self._logs, log, positions)
+        return _set(positions)
 
-    async def _first_count(self, spec: views.QueueSpec, log: str, owner: wire.Queue | None) -> int:
+    async def _first_count(self, spec: wire.QueueCreate, log: str, owner: wire.Queue | None) -> int:
         """The partition count of a new queue: the given one, or that of the followed log."""
         if len(parts_of(log)) > 1:
             whose, count = "several queues", await self._readers.aligned_count(log, spec.name)
@@ -309,14 +311,14 @@ class QueueCalls:
             whose, count = "the topic", await self._logs.partition_count(log)
         elif owner is not None:
             whose, count = f"the queue {owner.name!r}", owner.partition_count
-        elif spec.partition_count is None:
+        elif spec.partition_count is UNSET:
             raise Invalid(
                 "Give the partition count of the queue.",
                 [("partition_count", "is required")],
             )
         else:
             return spec.partition_count
-        if spec.partition_count not in (None, count):
+        if spec.partition_count not in (UNSET, count):
             raise Invalid(
                 f"A queue that reads the log of {whose} has its partition count, {count}; "
                 "leave it out.",
@@ -536,10 +538,10 @@ def _may_write(group: str, caller: Caller) -> bool:
     return named != group and caller.has(Right.ADMINISTER, named)
 
 
-def _log_of(spec: views.QueueSpec) -> str:
+def _log_of(spec: wire.QueueCreate) -> str:
     """The log of a new queue. Raises Invalid where `align_with` does not fit."""
     log = spec.log or f"builtin:{spec.name}"
-    if spec.align_with is None:
+    if spec.align_with is UNSET:
         return log
     if kind_of(log) not in ("builtin", "aligned"):
         raise Invalid(
@@ -549,6 +551,14 @@ def _log_of(spec: views.QueueSpec) -> str:
     # As it is shown, the log has the others already.
     others = f"+{spec.align_with}"
     return log if log.endswith(others) else log + others
+
+
+def _positions_of(spec: wire.QueueCreate) -> dict[int, str | None]:
+    return {int(number): at for number, at in (spec.positions or {}).items()}
+
+
+def _set(positions: Mapping[int, str | None]) -> dict[int, str]:
+    return {number: at for number, at in positions.items() if at is not None}
 
 
 # What a call that creates a queue says, as its settings have it.
@@ -568,7 +578,7 @@ _RETENTION = frozenset({"retention_seconds", "retention_bytes"})
 
 
 def _settings_of(
-    spec: views.QueueSpec, log: str, count: int, retention: Retention | None
+    spec: wire.QueueCreate, log: str, count: int, retention: Retention | None
 ) -> Settings:
     given = {name: getattr(spec, name) for name in _AS_GIVEN}
     return Settings(
@@ -586,15 +596,15 @@ def _awaits_cuts(queue: Queue, owner: wire.Queue | None) -> bool:
     return queue.settings.ordered_resize and owner is not None
 
 
-def _retention_of(spec: views.QueueSpec, log: str) -> Retention | None:
+def _retention_of(spec: wire.QueueCreate, log: str) -> Retention | None:
     """The retention of a new queue; None for one without a built-in log of its own."""
     seconds, most_bytes = spec.retention_seconds, spec.retention_bytes
     if log == f"builtin:{spec.name}":
         return Retention(
-            DEFAULT_SECONDS if seconds is None else seconds,
-            DEFAULT_BYTES if most_bytes is None else most_bytes,
+            DEFAULT_SECONDS if seconds is UNSET else seconds,
+            DEFAULT_BYTES if most_bytes is UNSET else most_bytes,
         )
-    if seconds is not None or most_bytes is not None:
+    if seconds is not UNSET or most_bytes is not UNSET:
         _refuse_retention(spec.name, log)
     return None
 

@@ -1,44 +1,11 @@
-"""Arguments and results of the facade (`broker.service.Broker`) that are no documents of the API.
+"""Results of the facade (`broker.service.Broker`) that are no documents of the API.
 
-What it answers to callers are the documents themselves (`counterpoise.wire`). Here are the settings
-of a new queue, and what only the service sees. Times are Unix seconds by the database's clock.
+What it answers to callers are the documents themselves (`counterpoise.wire`). Here is what only the
+service sees. Times are Unix seconds by the database's clock.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-from broker.core.model import MOST_WEIGHT
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSpec:
-    """The settings of a new queue (the contract, *Queue*). `log` None means `builtin:` + name.
-
-    `partition_count` None: that of the queue whose built-in log this one reads. `partitions` are
-    the keys of the first partitions of a dynamic queue. `align_with` names the queue whose built-in
-    log is read beside `log`. A retention of None is the default, if the queue has a built-in log
-    of its own, and otherwise none. `ordered_resize` None: wherever the log can. `positions`: where
-    partitions begin; the others begin as `start` says.
-    """
-
-    name: str
-    partition_count: int | None = None
-    access_type: str = "non_exclusive"
-    rebalance_delay: float = 5.0
-    max_handoff_time: float = 3.0
-    max_warmup_time: float = 600.0
-    max_concurrent_handoffs: int | None = None
-    log: str | None = None
-    start: str = "earliest"
-    ordered_resize: bool | None = None
-    partitioning: str = "fixed"
-    partitions: tuple[str, ...] | None = None
-    align_with: str | None = None
-    retention_seconds: float | None = None
-    retention_bytes: int | None = None
-    positions: Mapping[int, str | None] = field(default_factory=dict)
-    mirror_group: str | None = None
-    max_weight: int = MOST_WEIGHT
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from api.app import create_app
-from broker.calls import flow_views, views
+from broker.calls import flow_views
 from broker.core.commands import ReleaseItem
 from broker.replica.renewals import GATHER_SECONDS
 from broker.settings import load
@@ -50,7 +50,7 @@ class Served:
 
     async def start(self, partitions: int) -> None:
         await self.broker.start()
-        spec = views.QueueSpec("orders", partitions, rebalance_delay=0.0)
+        spec = wire.QueueCreate("orders", partitions, rebalance_delay=0.0)
         await self.broker.queues.create(spec)
 
     async def bind(self, number: int, lease_seconds: float = 120.0) -> wire.Bound:

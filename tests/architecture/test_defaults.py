@@ -13,7 +13,6 @@ import click
 import pytest
 import yaml
 
-from broker.calls.views import QueueSpec
 from broker.logs.retention import DEFAULT_BYTES, DEFAULT_SECONDS
 from counterpoise import AsyncClient, AsyncFlow, Client, Consumer, Flow, calls
 from counterpoise.cli.app import app
@@ -144,13 +143,6 @@ def test_of_the_contract() -> None:
         if name in rows:
             assert rows[name].strip("`") == str(default), name
     assert len(rows.keys() & SERVED["create_queue"].keys()) > 4
-
-
-def test_of_the_service_itself() -> None:
-    """Whatever is not in `openapi.yaml` is decided by the service, so its own default is None."""
-    for name, parameter in inspect.signature(QueueSpec).parameters.items():
-        if parameter.default is not parameter.empty and name != "positions":
-            assert parameter.default == SERVED["create_queue"].get(name), name
 
 
 def test_of_the_dashboard() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from broker.calls import views
 from broker.calls.callers import IDLE_SECONDS, MOST_SESSIONS, REFRESH_SECONDS
 from broker.core.access import Role, anybody, digest, key_of
 from broker.core.errors import FlowGone, Unauthorized, Unavailable
@@ -21,6 +20,7 @@ from broker.testing.loop import running, settle, virtual
 from broker.testing.process import Process
 from broker.testing.service import MemoryBroker
 from broker.testing.store import Fault
+from counterpoise import wire
 from counterpoise.logs.memory import MemoryLogs
 
 pytestmark = pytest.mark.long
@@ -81,7 +81,7 @@ async def test_a_key_ends_everywhere_within_5_s(how: str, moment: float) -> None
     replicas = Replicas()
     await replicas.start()
     one = replicas.both[0]
-    await one.queues.create(views.QueueSpec("orders", 2, rebalance_delay=0.0))
+    await one.queues.create(wire.QueueCreate("orders", 2, rebalance_delay=0.0))
     flow = await one.flows.bind("orders", "etl", None, 60.0, False, key_id=ID)
     callers = [await broker.callers.by_key(TOKEN) for broker in replicas.both]
     streams = [

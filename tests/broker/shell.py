@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from broker.calls import views
+from msgspec import UNSET
+
 from broker.calls.bound_flows import BoundFlow
 from broker.core.access import Caller
 from broker.core.queue import Queue
@@ -217,16 +218,17 @@ class World:
         return stored
 
 
-def dynamic(name: str = "orders", *keys: str, **settings: Any) -> views.QueueSpec:
+def dynamic(name: str = "orders", *keys: str, **settings: Any) -> wire.QueueCreate:
     """A dynamic queue on a log of a kind that the service does not know; root a if none is named.
 
     It rebalances at once by default.
     """
     more = {"rebalance_delay": 0.0, "log": "stream://elsewhere", **settings}
-    return views.QueueSpec(name, partitioning="dynamic", partitions=keys or ("a",), **more)
+    roots = tuple(map(wire.Root, keys or ("a",)))
+    return wire.QueueCreate(name, partitioning="dynamic", partitions=roots, **more)
 
 
-def spec(name: str = "orders", partitions: int | None = 4, **settings: Any) -> views.QueueSpec:
+def spec(name: str = "orders", partitions: int | None = 4, **settings: Any) -> wire.QueueCreate:
     """A queue that by default rebalances at once, and is resized without order."""
     more = {"rebalance_delay": 0.0, "ordered_resize": False, **settings}
-    return views.QueueSpec(name, partitions, **more)
+    return wire.QueueCreate(name, UNSET if partitions is None else partitions, **more)

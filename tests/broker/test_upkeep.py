@@ -10,11 +10,11 @@ import psycopg
 import pytest
 
 from broker.calls.conditions import ReportedCondition
-from broker.calls.views import QueueSpec
 from broker.core.commands import CommitItem
 from broker.service import Broker
 from broker.store.mirrors import Mirrored
 from counterpoise.logs.builtin.log import PostgresLog
+from counterpoise.wire import QueueCreate
 from tests.log_support import append
 from tests.redis_server import RedisServer
 from tests.rows import rows
@@ -33,7 +33,7 @@ async def test_flows_that_left_are_known_as_long_as_the_history_and_a_day(
     broker = Broker(settings_for(migrated_url, history_days=history_days))
     await broker.start()
     try:
-        await broker.queues.create(QueueSpec(name="flights", partition_count=1))
+        await broker.queues.create(QueueCreate(name="flights", partition_count=1))
         await broker.flows.bind("flights", "etl-1", None, 10.0, False)
         with psycopg.connect(migrated_url) as connection:
             connection.execute(
@@ -71,10 +71,12 @@ async def test_a_deleted_queue_leaves_only_rows_that_have_an_end(migrated_url: s
     try:
         before = rows(migrated_url)
         made = await broker.queues.create(
-            QueueSpec("flights", 8, rebalance_delay=0.0, ordered_resize=False)
+            QueueCreate("flights", 8, rebalance_delay=0.0, ordered_resize=False)
         )
-        await broker.queues.create(QueueSpec("audit", log="builtin:flights", ordered_resize=False))
-        await broker.queues.create(QueueSpec("keys", 1, partitioning="dynamic"))
+        await broker.queues.create(
+            QueueCreate("audit", log="builtin:flights", ordered_resize=False)
+        )
+        await broker.queues.create(QueueCreate("keys", 1, partitioning="dynamic"))
         with closing(PostgresLog("flights", migrated_url)) as log:
             await asyncio.to_thread(append, log, "one", "two", partition_count=8)
         flows = []
@@ -130,7 +132,7 @@ async def test_a_stream_that_is_away_when_its_queue_is_deleted_goes_later(
         await broker.start()
         try:
             for name in ("flights", "orders"):
-                await broker.queues.create(QueueSpec(name, 2, log=server.log(name)))
+                await broker.queues.create(QueueCreate(name, 2, log=server.log(name)))
             server.kill()
             await broker.queues.delete("flights", force=True)
             await broker.queues.delete("orders", force=True)

@@ -23,10 +23,10 @@ import broker.replica.bursts
 import broker.replica.coordinator
 import broker.replica.replica
 import broker.replica.transaction
-from broker.calls import views
 from broker.core.model import Settings
 from broker.core.transitions import PARTITION_TRANSITIONS, QUEUE_TRANSITIONS
 from broker.testing.loop import VirtualLoop
+from counterpoise import wire
 from tests.judge.violation import Violation
 from tests.simulation.by_key import ByKey
 from tests.simulation.checker import Checker
@@ -220,13 +220,13 @@ class World:
                 raise Violation(7, text)
 
     async def _create(self) -> None:
-        spec = views.QueueSpec(QUEUE, **self.plan.config.settings)
+        spec = wire.QueueCreate(QUEUE, **self.plan.config.settings)
         self.checker.creating()
         await self.nodes[0].calls.queues.create(spec)
         if self.plan.config.followed:
             settings = {**self.plan.config.settings, "start": "earliest", "log": BUILTIN}
             del settings["partition_count"]
-            await self.nodes[0].calls.queues.create(views.QueueSpec(FOLLOWER, **settings))
+            await self.nodes[0].calls.queues.create(wire.QueueCreate(FOLLOWER, **settings))
 
     def _publish_before(self) -> None:
         self.append(self.rng.randrange(self.log.count))

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from broker.calls import views
 from broker.core.commands import ChildrenItem, CommitItem, NewChild, ReleaseItem
 from broker.core.errors import Invalid
 from broker.testing.loop import virtual
 from broker.testing.store import Fault
+from counterpoise import wire
 from counterpoise.plain import dot
 from tests.broker.shell import Service, World, dynamic, spec
 
@@ -253,8 +253,8 @@ async def test_a_fixed_queue_has_no_children_and_a_dynamic_one_no_count() -> Non
         dynamic("x", log="builtin:x"),
         dynamic("x", "a", "a"),
         dynamic("x", partition_count=3),
-        views.QueueSpec("x", 3, partitions=("a",)),
-        views.QueueSpec("x", log="stream://y", partitioning="dynamic"),
+        wire.QueueCreate("x", 3, partitions=(wire.Root("a"),)),
+        wire.QueueCreate("x", log="stream://y", partitioning="dynamic"),
     ):
         with pytest.raises(Invalid):
             await one.create_queue(wrong)

@@ -13,7 +13,6 @@ import pytest
 
 from broker.calls import commit_ages
 from broker.calls.commit_ages import MOST_NOTED, MOST_PARTITIONS, REST, CommitAges, committed_after
-from broker.calls.views import QueueSpec
 from broker.core.commands import CommitItem
 from broker.core.errors import Unavailable
 from broker.replica.events import AGE_SECONDS, MOST_QUEUES
@@ -21,6 +20,7 @@ from broker.store.ports import PositionCommit
 from broker.testing.loop import virtual
 from counterpoise.logs import AppendBatch, Message
 from counterpoise.logs.builtin.log import PostgresLog
+from counterpoise.wire import QueueCreate
 from tests.broker.calls.test_measurements import replica
 from tests.broker.shell import Service, World, spec
 
@@ -204,7 +204,7 @@ async def test_it_is_the_time_between_publish_and_commit(
     monkeypatch.setattr(commit_ages, "REST", 0.0)
     published = datetime.now(UTC) - timedelta(seconds=100)
     async with replica(migrated_url) as one, replica(migrated_url) as other:
-        await one.queues.create(QueueSpec("orders", 1, rebalance_delay=0.0))
+        await one.queues.create(QueueCreate("orders", 1, rebalance_delay=0.0))
         log = PostgresLog("orders", migrated_url)
         old, new = Message(b"old", published_at=published), Message(b"new")
         log.append(AppendBatch("p", 0, 1, [0, 0], [old, new]))

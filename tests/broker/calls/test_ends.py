@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.calls import views
 from broker.core.commands import ChildrenItem, NewChild, ReleaseItem
 from broker.core.errors import ChildrenRefused, Unavailable
 from broker.testing.loop import virtual
+from counterpoise import wire
 from tests.broker.shell import Service, World, dynamic, spec
 
 WHOLE = "00000000-ffffffff.0"
@@ -19,7 +19,7 @@ async def at_work(world: World) -> tuple[Service, str]:
     """A dynamic queue with one partition in its own log, and a flow that owns it."""
     one = await world.replica()
     await one.create_queue(
-        views.QueueSpec("orders", 1, rebalance_delay=0.0, partitioning="dynamic")
+        wire.QueueCreate("orders", 1, rebalance_delay=0.0, partitioning="dynamic")
     )
     return one, await one.join("orders", "first", lease=60)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from broker.calls import views
 from broker.calls.growth import AWAY_SECONDS, ROUND_SECONDS
 from broker.core.errors import Invalid
 from broker.service import UPKEEP_SECONDS
 from broker.testing.loop import running, settle, virtual
 from broker.testing.store import Fault
+from counterpoise import wire
 from tests.broker.shell import Service, World, spec
 
 LOG = "kafka://broker:9092/orders"
@@ -23,7 +23,7 @@ async def following(world: World, queues: Mapping[str, str]) -> Service:
     one = await world.replica()
     for name, log in queues.items():
         one.logs.topics[log] = 2
-        await one.create_queue(views.QueueSpec(name, log=log, rebalance_delay=0))
+        await one.create_queue(wire.QueueCreate(name, log=log, rebalance_delay=0))
     one.logs.told.clear()
     return one
 

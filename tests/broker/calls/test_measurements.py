@@ -11,11 +11,11 @@ import pytest
 
 from broker.calls import measurements
 from broker.calls.measurements import with_rates
-from broker.calls.views import QueueSpec
 from broker.replica.alarms import SchedulerAlarms
 from broker.service import Broker
 from broker.store.measurements import Measurement
 from broker.testing.loop import virtual
+from counterpoise.wire import QueueCreate
 from tests.broker.shell import World
 from tests.service import settings_for
 
@@ -76,7 +76,7 @@ def an_interval_passes(url: str) -> None:
 
 async def test_replicas_take_turns_and_show_the_same(migrated_url: str) -> None:
     async with replica(migrated_url) as one, replica(migrated_url) as other:
-        await one.queues.create(QueueSpec("orders", 2))
+        await one.queues.create(QueueCreate("orders", 2))
         for each in (one, other):
             await each.measure()
             # Not twice in one interval, whichever replica tries.
@@ -93,17 +93,17 @@ async def test_replicas_take_turns_and_show_the_same(migrated_url: str) -> None:
 
 async def test_a_queue_made_again_has_no_past(migrated_url: str) -> None:
     async with replica(migrated_url) as broker:
-        await broker.queues.create(QueueSpec("orders", 2))
+        await broker.queues.create(QueueCreate("orders", 2))
         await broker.measure()
         assert len((await broker.measurements.of_queue("orders")).items) == 1
         await broker.queues.delete("orders", force=False)
-        await broker.queues.create(QueueSpec("orders", 2))
+        await broker.queues.create(QueueCreate("orders", 2))
         assert (await broker.measurements.of_queue("orders")).items == ()
 
 
 async def test_a_log_that_does_not_say_its_end_has_no_lag(migrated_url: str) -> None:
     async with replica(migrated_url) as broker:
-        await broker.queues.create(QueueSpec("orders", 2, log="pulsar://127.0.0.1/orders"))
+        await broker.queues.create(QueueCreate("orders", 2, log="pulsar://127.0.0.1/orders"))
         await broker.measure()
         [shown] = (await broker.measurements.of_queue("orders")).items
     assert (shown.lag, shown.published, shown.processed) == (None, None, None)
@@ -117,7 +117,7 @@ async def test_what_a_round_does_not_reach_comes_first_in_the_next(
     names = [f"q{number}" for number in range(measurements.AT_ONCE + 2)]
     async with replica(migrated_url) as broker:
         for name in names:
-            await broker.queues.create(QueueSpec(name, 1))
+            await broker.queues.create(QueueCreate(name, 1))
         reached = []
         for _ in range(2):
             await broker.measure()
@@ -132,7 +132,7 @@ async def test_what_a_round_does_not_reach_comes_first_in_the_next(
 async def test_a_round_does_not_ask_how_old_messages_are() -> None:
     """Some logs have to fetch a message of each partition to say it, and no row has it."""
     replica = await World().replica()
-    await replica.create_queue(QueueSpec("orders", 2))
+    await replica.create_queue(QueueCreate("orders", 2))
     asked: list[str] = []
     read = replica.logs.ages
 

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from broker.calls import views
 from broker.calls.mirrors import (
     CLAIM_SECONDS,
     LONGEST_PAUSE_SECONDS,
@@ -18,6 +17,7 @@ from broker.core.access import RIGHTS, Caller, Role
 from broker.core.commands import CommitItem
 from broker.core.errors import Forbidden, Invalid
 from broker.testing.loop import running, settle, virtual
+from counterpoise import wire
 from tests.broker.shell import Service, World, spec
 
 LOG = "kafka://broker:9092/orders"
@@ -30,7 +30,7 @@ async def mirrored(
     """A replica with a queue on a topic, whose positions are mirrored."""
     one = await world.replica()
     one.logs.topics[LOG] = partitions
-    await one.create_queue(views.QueueSpec(name, log=LOG, rebalance_delay=0, mirror_group=group))
+    await one.create_queue(wire.QueueCreate(name, log=LOG, rebalance_delay=0, mirror_group=group))
     return one
 
 
@@ -192,7 +192,7 @@ async def test_a_log_that_hangs_holds_up_its_own_mirror_alone() -> None:
     other = "kafka://broker:9092/payments"
     one.logs.topics[other] = 1
     await one.create_queue(
-        views.QueueSpec("payments", log=other, mirror_group="counterpoise.payments")
+        wire.QueueCreate("payments", log=other, mirror_group="counterpoise.payments")
     )
     real, asked = one.logs.store_offsets, []
 
@@ -220,10 +220,10 @@ async def test_only_topics_are_mirrored_and_each_queue_has_its_own_group() -> No
     one = await mirrored(world)
     with pytest.raises(Invalid, match="topic of Kafka"):
         await one.create_queue(spec("builtin", mirror_group=GROUP))
-    copy = views.QueueSpec("copy", log=LOG, mirror_group=GROUP)
+    copy = wire.QueueCreate("copy", log=LOG, mirror_group=GROUP)
     with pytest.raises(Invalid, match="Another queue"):
         await one.create_queue(copy)
-    await one.create_queue(views.QueueSpec("copy", log=LOG))
+    await one.create_queue(wire.QueueCreate("copy", log=LOG))
     with pytest.raises(Invalid, match="Another queue"):
         await one.change_queue("copy", {"mirror_group": GROUP}, False)
 
@@ -233,7 +233,7 @@ async def test_of_two_queues_that_take_one_group_at_once_the_first_is_mirrored()
     world = World()
     one, two = await mirrored(world, group=None), await world.replica()
     two.logs.topics[LOG] = 2
-    await two.create_queue(views.QueueSpec("copy", log=LOG, rebalance_delay=0))
+    await two.create_queue(wire.QueueCreate("copy", log=LOG, rebalance_delay=0))
     flow = await one.join("orders", "first", lease=3600)
     await commit(one, flow, {0: "7"})
     await one.set_positions("copy", {0: "5", 1: "5"})
@@ -271,8 +271,8 @@ async def test_a_key_writes_to_no_foreign_group() -> None:
     of_team = Caller(RIGHTS[Role.ADMIN], ("team-a.*",), Role.ADMIN, key_id="a")
     of_all = Caller(RIGHTS[Role.ADMIN], ("*",), Role.ADMIN, key_id="b")
 
-    def queue(group: str) -> views.QueueSpec:
-        return views.QueueSpec("team-a.orders", log=log, mirror_group=group)
+    def queue(group: str) -> wire.QueueCreate:
+        return wire.QueueCreate("team-a.orders", log=log, mirror_group=group)
 
     for foreign in ("payments", "counterpoise.team-b.orders", "team-a.orders"):
         with pytest.raises(Forbidden, match=r"counterpoise\.team-a\.orders"):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from broker.calls import views
 from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.errors import Invalid, LogChanged, QueueExists, ResizeUnsettled, Unavailable
 from broker.logs.ports import Bounds
@@ -195,14 +194,14 @@ async def test_they_are_the_default_where_the_log_can() -> None:
     world = World()
     replica = await world.replica()
     for given, can in (
-        (views.QueueSpec("orders", 2), True),
-        (views.QueueSpec("copy", log=LOG), True),
-        (views.QueueSpec("stream", 2, log="redis://host:6379/0/orders"), False),
-        (views.QueueSpec("beside", log=LOG, align_with="orders-2"), False),
+        (wire.QueueCreate("orders", 2), True),
+        (wire.QueueCreate("copy", log=LOG), True),
+        (wire.QueueCreate("stream", 2, log="redis://host:6379/0/orders"), False),
+        (wire.QueueCreate("beside", log=LOG, align_with="orders-2"), False),
         (dynamic("dynamic", "a"), False),
     ):
         if given.name == "beside":
-            await replica.create_queue(views.QueueSpec("orders-2", 2))
+            await replica.create_queue(wire.QueueCreate("orders-2", 2))
         assert (await replica.create_queue(given)).ordered_resize is can, given.name
         assert (await replica.create_queue(given)).ordered_resize is can, "repeated"
         said = await replica.create_queue(replace(given, ordered_resize=can))
@@ -217,8 +216,8 @@ async def test_logs_without_cuts_are_refused() -> None:
     replica = await world.replica()
     log = "redis://host:6379/0/orders"
     with pytest.raises(Invalid, match="takes no cuts"):
-        await replica.create_queue(views.QueueSpec("orders", 4, log=log, ordered_resize=True))
-    await replica.create_queue(views.QueueSpec("orders", 4, log=log))
+        await replica.create_queue(wire.QueueCreate("orders", 4, log=log, ordered_resize=True))
+    await replica.create_queue(wire.QueueCreate("orders", 4, log=log))
     with pytest.raises(Invalid, match="takes no cuts"):
         await replica.change_queue("orders", {"ordered_resize": True}, False)
 
@@ -228,7 +227,7 @@ async def test_the_readers_of_a_log_are_all_asked_and_each_has_its_own_barriers(
     world = World()
     replica = await ordered(world)
     flow = await bound(replica)
-    await replica.create_queue(views.QueueSpec("copy", log=LOG, ordered_resize=True))
+    await replica.create_queue(wire.QueueCreate("copy", log=LOG, ordered_resize=True))
     publish(replica, 0, 3)
     await replica.change_queue("orders", {"partition_count": 4}, False)
     await commit(replica, flow, p0="3")
@@ -248,7 +247,7 @@ async def test_a_new_reader_keeps_the_order_of_the_last_resize() -> None:
     replica = await ordered(world)
     publish(replica, 0, 3)
     await replica.change_queue("orders", {"partition_count": 4}, False)
-    await replica.create_queue(views.QueueSpec("copy", log=LOG, ordered_resize=True))
+    await replica.create_queue(wire.QueueCreate("copy", log=LOG, ordered_resize=True))
     status = await replica.rebalance_status("copy")
     assert status.resize == wire.UnsettledResize(2, 4, False, unreached=1, waiting=1)
 
@@ -437,7 +436,7 @@ async def test_the_readers_follow_where_another_replica_completes_a_resize() -> 
     """Before the owner knows the cuts: it could be resized again, and theirs would be lost."""
     world = World()
     one, two = await two_replicas(world)
-    await one.create_queue(views.QueueSpec("copy", log=LOG, ordered_resize=True))
+    await one.create_queue(wire.QueueCreate("copy", log=LOG, ordered_resize=True))
     publish(one, 0, 3)
 
     async def dies(*_: object) -> None:
@@ -457,7 +456,7 @@ async def test_the_readers_follow_where_another_replica_completes_a_resize() -> 
 async def with_a_follower(world: World) -> tuple[Service, Service]:
     """Two replicas; the queue `copy` follows `orders`."""
     one, two = await two_replicas(world)
-    await one.create_queue(views.QueueSpec("copy", log=LOG, ordered_resize=True))
+    await one.create_queue(wire.QueueCreate("copy", log=LOG, ordered_resize=True))
     await two.queue("copy")
     return one, two
 
@@ -532,7 +531,7 @@ async def test_a_log_of_which_a_follower_does_not_know_yet_is_not_resized_again(
     world = World()
     one = await world.replica()
     await one.create_queue(spec(partitions=2))
-    await one.create_queue(views.QueueSpec("copy", log=LOG, ordered_resize=True))
+    await one.create_queue(wire.QueueCreate("copy", log=LOG, ordered_resize=True))
     publish(one, 0, 3)
     one.logs.error = Unavailable("away")
     with pytest.raises(Unavailable):

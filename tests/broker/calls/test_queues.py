@@ -2,10 +2,10 @@
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from broker.calls import readers, views
 from broker.calls.monitoring import EVENTS_AT_ONCE
@@ -169,15 +169,15 @@ class TestDeleting:
             ),
             (dynamic(), [dynamic("orders", "a", "b"), spec()]),
             (
-                spec("orders", None, log="builtin:other", positions={1: "0"}),
-                [spec("orders", None, log="builtin:other", positions={0: "0"})],
+                spec("orders", None, log="builtin:other", positions={"1": "0"}),
+                [spec("orders", None, log="builtin:other", positions={"0": "0"})],
             ),
         ],
         ids=["fixed", "dynamic", "with positions"],
     )
     @virtual
     async def test_a_call_whose_answer_was_lost_may_be_repeated(
-        self, given: views.QueueSpec, others: list[views.QueueSpec]
+        self, given: wire.QueueCreate, others: list[wire.QueueCreate]
     ) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
@@ -259,10 +259,10 @@ class TestResizing:
         one = await world.replica()
         await one.create_queue(spec())
         await one.create_queue(spec("copy", None, log="builtin:orders"))
-        await one.create_queue(views.QueueSpec("away", 2, log="other://elsewhere"))
+        await one.create_queue(wire.QueueCreate("away", 2, log="other://elsewhere"))
         for source in ("copy", "away"):
             with pytest.raises(Invalid):
-                await one.create_queue(views.QueueSpec("second", log=f"builtin:{source}"))
+                await one.create_queue(wire.QueueCreate("second", log=f"builtin:{source}"))
 
     @virtual
     async def test_the_upkeep_completes_what_a_crash_interrupted(self) -> None:
@@ -384,7 +384,7 @@ class TestStart:
         log = one.logs.the("builtin:orders")
         log.append(0)
         gate = one.net.hold("create")
-        late = views.QueueSpec("late", log="builtin:orders", start="latest")
+        late = wire.QueueCreate("late", log="builtin:orders", start="latest")
         creating = asyncio.ensure_future(one.create_queue(late))
         await one.net.met("create")
         log.append(0)
@@ -403,7 +403,7 @@ class TestStart:
         log = one.logs.the("builtin:orders")
         for partition in (0, 0, 1, 2):
             log.append(partition)
-        late = spec("late", None, log="builtin:orders", positions={0: "1", 2: None})
+        late = spec("late", None, log="builtin:orders", positions={"0": "1", "2": None})
         admin = holder("*")
         await one.create_queue(late, admin)
         assert await positions(one, "late") == ["1", None, None]
@@ -420,16 +420,16 @@ class TestStart:
         await one.create_queue(spec(partitions=2))
         one.logs.the("builtin:orders").append(0)
         for given, why in (
-            ({0: "2"}, "ends at 1, and 2 is beyond"),
-            ({0: "x"}, "is not a position"),
-            ({2: "0"}, "has no partition 2"),
+            ({"0": "2"}, "ends at 1, and 2 is beyond"),
+            ({"0": "x"}, "is not a position"),
+            ({"2": "0"}, "has no partition 2"),
         ):
-            late = views.QueueSpec("late", log="builtin:orders", positions=given)
+            late = wire.QueueCreate("late", log="builtin:orders", positions=given)
             with pytest.raises(Invalid, match=why):
                 await one.create_queue(late)
-        for new in (views.QueueSpec("new", 1), views.QueueSpec("new", partitioning="dynamic")):
+        for new in (wire.QueueCreate("new", 1), wire.QueueCreate("new", partitioning="dynamic")):
             with pytest.raises(Invalid, match="leave them out"):
-                await one.create_queue(replace(new, positions={0: "0"}))
+                await one.create_queue(replace(new, positions={"0": "0"}))
         assert [queue.name for queue in (await one.list_queues(9, None)).items] == ["orders"]
 
     @virtual
@@ -467,7 +467,7 @@ class TestStart:
         world = World()
         one = await world.replica()
         await one.create_queue(spec(partitions=3))
-        late = views.QueueSpec("late", log="builtin:orders", start="latest")
+        late = wire.QueueCreate("late", log="builtin:orders", start="latest")
         for log in ("builtin:orders", "kafka://broker:9092/orders"):
             one.logs.error = Unavailable("The log does not answer right now.")
             with pytest.raises(Unavailable, match="does not answer"):
@@ -484,7 +484,7 @@ class TestStart:
     async def test_the_end_of_a_log_of_an_unknown_kind_is_unknown(self) -> None:
         world = World()
         one = await world.replica()
-        away = views.QueueSpec("away", 2, log="other://elsewhere", start="latest")
+        away = wire.QueueCreate("away", 2, log="other://elsewhere", start="latest")
         with pytest.raises(Invalid, match="set the positions"):
             await one.create_queue(away)
         with pytest.raises(Invalid, match="set the positions"):
@@ -500,7 +500,7 @@ class TestStart:
         await one.create_queue(spec(partitions=1))
         one.logs.the("builtin:orders").append(0)
         await one.create_queue(
-            views.QueueSpec("late", log="builtin:orders", rebalance_delay=0, start="latest")
+            wire.QueueCreate("late", log="builtin:orders", rebalance_delay=0, start="latest")
         )
         for who in ("first", "second"):
             flow = await one.join("late", who, lease=60)

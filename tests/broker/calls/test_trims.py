@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from broker.calls import views
 from broker.core.commands import CommitItem
 from broker.core.errors import Invalid, QueueInUse, Unavailable
 from broker.logs.ports import LogOwner
 from broker.testing.loop import settle, virtual
+from counterpoise import wire
 from tests.broker.shell import Service, World, spec
 
 LOG = "builtin:orders"
@@ -45,7 +45,7 @@ async def test_a_queue_that_is_made_before_the_trim_keeps_its_messages(again: bo
     world = World()
     one, two = await at_work(world)
     if again:
-        await one.create_queue(views.QueueSpec("before", log=LOG, start="latest"))
+        await one.create_queue(wire.QueueCreate("before", log=LOG, start="latest"))
         await one.set_positions("before", {0: "2"})
         await one.keep_logs()
         await one.delete_queue("before", force=False)
@@ -54,7 +54,7 @@ async def test_a_queue_that_is_made_before_the_trim_keeps_its_messages(again: bo
     gate = one.net.hold("announce_trim")
     upkeep = asyncio.ensure_future(one.keep_logs())
     await one.net.met("announce_trim")
-    await two.create_queue(views.QueueSpec("copy", log=LOG))
+    await two.create_queue(wire.QueueCreate("copy", log=LOG))
     gate.set()
     await upkeep
     assert firsts(one) == before
@@ -93,7 +93,7 @@ async def test_a_trim_before_the_commit_makes_the_call_look_again() -> None:
     world = World()
     one, two = await at_work(world)
     gate = two.net.hold("create")
-    latest = views.QueueSpec("copy", log=LOG, start="latest")
+    latest = wire.QueueCreate("copy", log=LOG, start="latest")
     creating = asyncio.ensure_future(two.create_queue(latest))
     await two.net.met("create")
     await one.keep_logs()
@@ -139,7 +139,7 @@ async def test_a_trim_of_a_frozen_replica_is_carried_out_by_whoever_meets_it(cal
     with pytest.MonkeyPatch.context() as monkeypatch:
         upkeep, wakes = await frozen(one, monkeypatch)
         if call == "create":
-            await two.create_queue(views.QueueSpec("copy", log=LOG))
+            await two.create_queue(wire.QueueCreate("copy", log=LOG))
         elif call == "set":
             await two.set_positions("orders", {0: "1"})
             assert await position(two, "orders") == "1"
@@ -184,7 +184,7 @@ async def test_while_a_log_cannot_be_trimmed_nobody_begins_below_the_trim() -> N
             monkeypatch.setattr(replica.logs, "trim", refuses)
         await one.keep_logs()
         with pytest.raises(Unavailable, match="away"):
-            await two.create_queue(views.QueueSpec("copy", log=LOG))
+            await two.create_queue(wire.QueueCreate("copy", log=LOG))
         with pytest.raises(Unavailable, match="away"):
             await two.set_positions("orders", {0: "1"})
     await two.set_positions("orders", {0: "1"})
@@ -258,7 +258,7 @@ async def test_no_queue_begins_to_read_a_log_that_ends() -> None:
     gate = one.net.hold("delete")
     deleting = asyncio.ensure_future(one.delete_queue("orders", force=True))
     await one.net.met("delete")
-    await two.create_queue(views.QueueSpec("copy", log=LOG))
+    await two.create_queue(wire.QueueCreate("copy", log=LOG))
     gate.set()
     with pytest.raises(QueueInUse, match="copy"):
         await deleting
@@ -266,7 +266,7 @@ async def test_no_queue_begins_to_read_a_log_that_ends() -> None:
     await two.delete_queue("copy", force=False)
 
     gate = two.net.hold("create")
-    creating = asyncio.ensure_future(two.create_queue(views.QueueSpec("copy", log=LOG)))
+    creating = asyncio.ensure_future(two.create_queue(wire.QueueCreate("copy", log=LOG)))
     await two.net.met("create")
     await one.delete_queue("orders", force=True)
     assert not one.logs.by_name

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from broker.calls import views
 from broker.core.errors import Unavailable
 from broker.logs.ports import LogAccess
 from broker.testing.loop import settle, virtual
+from counterpoise import wire
 from tests.broker.shell import Service, World
 
 
@@ -41,7 +41,7 @@ class Gate:
 
 async def ready(world: World) -> Service:
     replica = await world.replica()
-    await replica.create_queue(views.QueueSpec("orders", 2, rebalance_delay=0))
+    await replica.create_queue(wire.QueueCreate("orders", 2, rebalance_delay=0))
     return replica
 
 
