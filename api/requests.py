@@ -254,7 +254,8 @@ def _schema_alone(schema: CoreSchema) -> CoreSchema:
     return schema
 
 
-def _together(shape: type[RequestBody], given: Any) -> Any:
-    """Refuse fields that do not go together."""
-    convert(given, shape).check()
-    return given
+def _together(shape: type[RequestBody], given: Any) -> RequestBody:
+    """The document. Raises ValueError for fields that do not go together."""
+    document = convert(given, shape)
+    document.check()
+    return document

@@ -53,12 +53,6 @@ T = TypeVar("T")
 FLOWS_BOUND = "Flows are bound to this queue; stop them first, or delete with ?force=true."
 # Of the names of consumer groups that are named after their queues.
 GROUP_PREFIX = "counterpoise."
-# Positions of one log have no meaning in another.
-_WRITABLE = frozenset(field.name for field in fields(Settings)) - {
-    "partitioning",
-    "log",
-    "aligned",
-}
 
 
 class QueueCalls:
@@ -339,7 +333,8 @@ class QueueCalls:
         *,
         dry_run: bool = False,
     ) -> wire.Queue | wire.Preview:
-        """Changes settings. `dry_run`: changes nothing, and says what would come of it.
+        """Changes settings, any of `wire.QueueChange`. `dry_run`: changes nothing, and says what
+        would come of it.
 
         Raises QueueNotFound, Invalid, Forbidden, ResizeUnsettled, StateKept, Unavailable.
         """
@@ -348,12 +343,6 @@ class QueueCalls:
                 "Only a resize discards: send partition_count too (the present one removes the "
                 "partitions that are still retiring), or leave discard out.",
                 [("discard", "needs partition_count")],
-            )
-        unknown = sorted(set(changes) - _WRITABLE)
-        if unknown:
-            raise Invalid(
-                f"{unknown[0]!r} cannot be changed.",
-                [(field, "cannot be changed") for field in unknown],
             )
         before = await self.get(name)
         if changes.get("ordered_resize"):
@@ -561,20 +550,10 @@ def _set(positions: Mapping[int, str | None]) -> dict[int, str]:
     return {number: at for number, at in positions.items() if at is not None}
 
 
-# What a call that creates a queue says, as its settings have it.
-_AS_GIVEN = (
-    "access_type",
-    "rebalance_delay",
-    "max_handoff_time",
-    "max_warmup_time",
-    "max_concurrent_handoffs",
-    "start",
-    "ordered_resize",
-    "partitioning",
-    "mirror_group",
-    "max_weight",
-)
 _RETENTION = frozenset({"retention_seconds", "retention_bytes"})
+# What a call that creates a queue says, as its settings have it.
+_AS_GIVEN = {one.name for one in fields(Settings)} & {*wire.QueueCreate.__struct_fields__}
+_AS_GIVEN -= {"partition_count", "log", *_RETENTION}
 
 
 def _settings_of(

@@ -187,7 +187,7 @@ def simulate(
         "max_handoff_time": max_handoff_time,
         "max_concurrent_handoffs": max_concurrent_handoffs,
     }
-    found: dict[str, Any] = {"partition_count": 64, "rebalance_delay": 5.0, "max_handoff_time": 3.0}
+    found: dict[str, Any] = {"partition_count": 64}
     count, finish, source = 8, 0.5, ""
     if from_queue is not None:
         try:

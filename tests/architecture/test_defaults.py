@@ -7,12 +7,14 @@ to the same call either send nothing then, or send the same.
 import inspect
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 import click
 import pytest
 import yaml
 
+from broker.core.model import Settings
 from broker.logs.retention import DEFAULT_BYTES, DEFAULT_SECONDS
 from counterpoise import AsyncClient, AsyncFlow, Client, Consumer, Flow, calls
 from counterpoise.cli.app import app
@@ -143,6 +145,14 @@ def test_of_the_contract() -> None:
         if name in rows:
             assert rows[name].strip("`") == str(default), name
     assert len(rows.keys() & SERVED["create_queue"].keys()) > 4
+
+
+def test_of_the_core() -> None:
+    """`counterpoise simulate` has them from there. The core imports no documents."""
+    taken = {one.name: one.default for one in fields(Settings) if one.name != "partition_count"}
+    same = {name: one for name, one in SERVED["create_queue"].items() if name in taken}
+    assert len(same) > 5
+    assert same == {name: taken[name] for name in same}
 
 
 def test_of_the_dashboard() -> None:

@@ -246,8 +246,6 @@ class TestResizing:
         told = len(one.logs.told)
         with pytest.raises(Invalid, match="Only a resize discards"):
             await one.change_queue("orders", {"rebalance_delay": 1.0}, True)
-        with pytest.raises(Invalid, match="'log' cannot be changed"):
-            await one.change_queue("orders", {"log": "builtin:copy"}, False)
         assert len(one.logs.told) == told
         assert (await one.queue("copy")).operational_partition_count == 2
         await one.change_queue("orders", {"partition_count": 1}, True)
