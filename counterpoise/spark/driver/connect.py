@@ -7,11 +7,13 @@ one that `explain` shows. Its lines are the operators that `stateful.OPERATORS` 
     ~Aggregate [key#5], [key#5, count(1) AS count#104L]
     +- ~StreamingRelationV2 …, counterpoise, …, [url=*********(redacted), queue=flights], …
 
-`~` says that an operator is streaming. `start` and `toTable` read this text, and refuse a query
-whose state a handoff would lose (`StateLost`), as with a session that has a JVM. Two things cannot
-be seen there. The address of the service is not shown, so an exclusive queue is no exception. And
-the processor of `transformWithState` is on its way to the server, so on a source that restores
-states (`warmup=true`) any processor passes.
+`~` says that an operator is streaming. What a `WITH` of SQL names is elsewhere in the tree, below a
+`CTERelationDef 5`, and read by `CTERelationRef 5`. `start` and `toTable` read this text, and refuse
+a query whose state a handoff would lose (`StateLost`), as with a session that has a JVM. Three
+things cannot be seen there. The address of the service is not shown, so an exclusive queue is no
+exception. The processor of `transformWithState` is on its way to the server, so on a source that
+restores states (`warmup=true`) any processor passes. And a correlated subquery that becomes a join
+of streams passes, because it does so only when the server optimizes the plan.
 
 What needs the driver is refused by `foreachBatch`, if it gets such a sink itself. A function that
 calls one fails on the server, in its first micro-batch, with the same words.
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from counterpoise.spark.channel.channel import FORMAT, refuse_connect
@@ -50,12 +52,10 @@ def stateful_uses(explained: str) -> Iterator[StatefulUse]:
         operator = OPERATORS.get(name)
         if operator is None or not streaming:
             continue
-        end = next((n for n in range(at + 1, len(nodes)) if nodes[n][0] <= depth), len(nodes))
-        below = nodes[at + 1 : end]
-        children = [one for one in below if one[0] == depth + 1]
+        children = [one for one in _below(nodes, at) if one[0] == depth + 1]
         if name == "Join" and not all(one[1] for one in children):
             continue
-        for options in filter(None, (_source(*one[2:]) for one in below)):
+        for options in filter(None, (_source(*one[2:]) for one in _read(nodes, at))):
             found: Any = operator
             if name == "TransformWithStateInPySpark":
                 found = unrestored(options, event_time=", EventTime," in rest)
@@ -63,8 +63,31 @@ def stateful_uses(explained: str) -> Iterator[StatefulUse]:
                 yield StatefulUse(found, options)
 
 
-def _nodes(explained: str) -> Iterator[tuple[int, bool, str, str]]:
-    """Depth in the tree, whether it is streaming, its name, and the rest of its line."""
+_Node = tuple[int, bool, str, str]
+"""Depth in the tree, whether it is streaming, its name, and the rest of its line."""
+
+
+def _below(nodes: Sequence[_Node], at: int) -> Sequence[_Node]:
+    end = next((n for n in range(at + 1, len(nodes)) if nodes[n][0] <= nodes[at][0]), len(nodes))
+    return nodes[at + 1 : end]
+
+
+def _read(nodes: Sequence[_Node], at: int) -> Iterator[_Node]:
+    """All that one reads: the nodes below it, and below what they name, each once."""
+    named = {_number(one): n for n, one in enumerate(nodes) if one[2] == "CTERelationDef"}
+    waiting = [at]
+    while waiting:
+        for one in _below(nodes, waiting.pop()):
+            yield one
+            if one[2] == "CTERelationRef" and (found := named.pop(_number(one), None)) is not None:
+                waiting.append(found)
+
+
+def _number(named: _Node) -> str:
+    return named[3].partition(",")[0]
+
+
+def _nodes(explained: str) -> Iterator[_Node]:
     analyzed = explained.partition(_ANALYZED)[2].partition("\n== ")[0]
     for line in analyzed.splitlines():
         found = _LINE.fullmatch(line)

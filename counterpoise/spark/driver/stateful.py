@@ -19,6 +19,9 @@ query with an operator of `OPERATORS` above a Counterpoise source fails with `St
   (`warmup=true` with a history). With `timeMode="EventTime"` Spark drops the rows of a history, and
   those of a partition that is behind, as late. So that is refused too.
 
+A `WITH` of SQL and some subqueries become such operators only when Spark optimizes the plan. A plan
+that has them is optimized for the examination.
+
 The examination is a few calls into the JVM. Only a query with such an operator calls the service,
 for the queue's access type. `register` installs it, for all Counterpoise queries of this process.
 """
@@ -86,6 +89,12 @@ OPERATORS = {
         "dropDuplicatesWithinWatermark", _IDS.loses, _IDS.instead
     ),
     "Distinct": Operator("distinct", _IDS.loses, _IDS.instead),
+    "Except": Operator(
+        "subtract, exceptAll (EXCEPT)",
+        "the rows that were passed stay behind: one that comes again passes again",
+        'join with the table, how="left_anti", which keeps no state; where each row is to pass '
+        "once, write with counterpoise.spark.Deduplicate (docs/sink.md)",
+    ),
     "FlatMapGroupsInPandasWithState": Operator("applyInPandasWithState", *_PROCESSOR),
     "FlatMapGroupsWithState": Operator("flatMapGroupsWithState", *_PROCESSOR),
     "GlobalLimit": Operator(
@@ -135,7 +144,20 @@ def stateful_uses(spark: SparkSession, plan: Any) -> list[StatefulUse]:
 
     Raises InvalidOption.
     """
-    return list(_Examination(spark).uses(plan)) if plan.isStreaming() else []
+    if not plan.isStreaming():
+        return []
+    examination = _Examination(spark)
+    found = list(examination.uses(plan))
+    if _hides_operators(plan):
+        optimizer: Any = spark._jsparkSession.sessionState().optimizer()
+        found += examination.uses(optimizer.execute(plan))
+    return found
+
+
+def _hides_operators(plan: Any) -> bool:
+    """Whether it is not a tree yet: what is named by a `WITH`, and subqueries, are elsewhere."""
+    leaves = (leaf.nodeName() for leaf in _each(plan.collectLeaves()))
+    return "CTERelationRef" in leaves or bool(plan.subqueriesAll().size())
 
 
 def refuse_lost_state(spark: SparkSession, plan: Any) -> None:

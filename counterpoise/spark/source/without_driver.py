@@ -6,8 +6,9 @@ since 4.1 Spark switches adaptive execution off for queries with state, and leav
 a message. A query that joins others runs a micro-batch that reads nothing before it binds
 (`opening`), so it takes no partition from them.
 
-A program that has itself switched adaptive execution off looks like one with state. The error says
-what to do then: with `register` the plan is examined.
+A program that has itself switched adaptive execution off, for all queries or for streams, looks
+like one with state. The error says what to do then: with `register` the plan is examined. Of
+`subtract` and `exceptAll` Spark itself does not know here that they keep state.
 """
 
 from __future__ import annotations
@@ -31,12 +32,11 @@ def refuse_state(options: SourceOptions) -> None:
     task = TaskContext.get()
     if task is None or "false" not in (task.getLocalProperty(_ADAPTIVE) or ""):
         return
-    if "false" in (task.getLocalProperty(_ADAPTIVE_WITHOUT_STATE) or ""):
-        return
     raise StateLost(
         f"the query on the queue {options.queue!r} keeps state in Spark (groupBy, dropDuplicates, "
         "a join of streams, …), which no handoff takes along, and its session was not registered. "
         "Call counterpoise.spark.register(spark) before the stream is loaded: it says what to use "
-        f"instead, and lets a query without state pass where {_ADAPTIVE} is false. If you accept "
-        "the loss: .option('stateOnHandoff', 'lose'). See docs/spark.md, State and handoffs"
+        f"instead, and lets a query without state pass where {_ADAPTIVE} or "
+        f"{_ADAPTIVE_WITHOUT_STATE} is false. If you accept the loss: "
+        ".option('stateOnHandoff', 'lose'). See docs/spark.md, State and handoffs"
     )

@@ -126,6 +126,7 @@ def refusals(spark: SparkSession, rows: DataFrame) -> Iterator[tuple[str, str]]:
     """What is refused, and the error."""
     lost: dict[str, Callable[[DataFrame], DataFrame]] = {
         "groupBy": lambda rows: rows.groupBy("key").count(),
+        "with": in_sql,
         "dropDuplicates": lambda rows: rows.dropDuplicates(["key"]),
         "distinct": lambda rows: rows.select("key").distinct(),
         "limit": lambda rows: rows.limit(5),
@@ -147,6 +148,11 @@ def _refused(start: Callable[[], Any]) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "started"
+
+
+def in_sql(rows: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("rows")
+    return rows.sparkSession.sql("with t as (select * from rows) select distinct key from t")
 
 
 def with_processor(rows: DataFrame) -> DataFrame:

@@ -206,7 +206,7 @@ def test_what_every_sink_has_in_every_situation(stage: Everything) -> None:
 
 def check_refusals(refused: dict[str, str]) -> None:
     """State that Spark keeps alone, and what this version cannot do: each with a way out."""
-    lost = {"groupBy", "dropDuplicates", "distinct", "limit", "join", "processor"}
+    lost = {"groupBy", "with", "dropDuplicates", "distinct", "limit", "join", "processor"}
     for name in lost:
         assert refused[name].startswith("StateLost: ")
         assert "Instead, " in refused[name]

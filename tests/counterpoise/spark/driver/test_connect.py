@@ -103,6 +103,15 @@ def test_operators_with_state_are_found_in_the_text_of_a_plan() -> None:
     union = ["~Union false, false", ":- ~Deduplicate [value#1L]", f":  +- {RATE}", "+- source"]
     assert found(*union) == []
     assert found("~Union false, false", ":- ~Deduplicate [key#5]", ":  +- source", f"+- {RATE}")
+    # What a WITH names, which may name something else.
+    names = ["~WithCTE", ":- ~CTERelationDef 4, false", ":  +- source"]
+    names += [":- ~CTERelationDef 5, false", ":  +- ~Project [key#5]"]
+    names += [":     +- ~CTERelationRef 4, true, [key#5], true, false"]
+    reads = "   +- ~CTERelationRef 5, true, [key#5], true, false"
+    assert found(*names, "+- ~Aggregate [key#5], [key#5]", reads) == [
+        ("an aggregation (groupBy)", "flights")
+    ]
+    assert found(*names, "+- ~Project [key#5]", reads) == []
 
 
 def test_a_processor_needs_a_source_that_restores_it() -> None:

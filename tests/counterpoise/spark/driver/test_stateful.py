@@ -88,6 +88,20 @@ def joined(rows: DataFrame) -> DataFrame:
     return rows.join(other, rows.position == other.value)
 
 
+def in_sql(select: str) -> Shape:
+    """`with t` are the rows."""
+
+    def shape(rows: DataFrame) -> DataFrame:
+        rows.createOrReplaceTempView("rows")
+        return rows.sparkSession.sql(f"with t as (select * from rows) {select}")
+
+    return shape
+
+
+def without(rows: DataFrame) -> DataFrame:
+    return rows.select("key").subtract(rows.sparkSession.createDataFrame([("k1",)], "key string"))
+
+
 LOSES: dict[str, tuple[Shape, str, str]] = {
     "windows": (in_windows, "append", "groupBy.*FencedAggregate"),
     "windows, update": (in_windows, "update", "groupBy.*FencedAggregate"),
@@ -101,6 +115,19 @@ LOSES: dict[str, tuple[Shape, str, str]] = {
     ),
     "distinct": (lambda rows: rows.select("key").distinct(), "append", "an id that comes"),
     "limit": (lambda rows: rows.limit(5), "append", "each application passes as many"),
+    "subtract": (without, "append", "subtract.*one that comes again"),
+    "with": (in_sql("select key, count(*) from t group by key"), "update", "groupBy"),
+    "with, twice": (
+        in_sql("select * from t join t u using (key)"),
+        "append",
+        "a join of two streams",
+    ),
+    # Spark makes it a join with the keys of the stream.
+    "correlated subquery": (
+        in_sql("select *, (select count(*) from values ('k1') s(k) where k < key) n from t"),
+        "append",
+        "the query keeps state",
+    ),
     "join": (joined, "append", "a join of two streams.*pairs are missing"),
     "applyInPandasWithState": (by_pandas, "update", "applyInPandasWithState.*TenuredProcessor"),
     "transformWithState": (processed(Own()), "update", "transformWithState.*TenuredProcessor"),

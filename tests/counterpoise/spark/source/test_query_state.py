@@ -244,3 +244,16 @@ def test_a_loss_that_is_accepted_is_a_condition_of_the_flow_that_has_it() -> Non
 
 def test_outside_of_a_task_nothing_is_known_of_a_query() -> None:
     refuse_state(read_options({"queue": "q"}))
+
+
+@pytest.mark.parametrize("also", [{}, {"spark.sql.adaptive.streaming.stateless.enabled": "false"}])
+def test_a_task_takes_a_query_without_adaptive_execution_for_one_with_state(
+    also: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"spark.sql.adaptive.enabled": "false", **also}
+    task = SimpleNamespace(getLocalProperty=settings.get)
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: task)
+    with pytest.raises(StateLost, match="its session was not registered"):
+        refuse_state(read_options({"queue": "q"}))
+    for accepted in ({"stateOnHandoff": "lose"}, {"warmup": "true"}):
+        refuse_state(read_options({"queue": "q", **accepted}))
