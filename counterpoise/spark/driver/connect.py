@@ -15,6 +15,8 @@ exception. The processor of `transformWithState` is on its way to the server, so
 restores states (`warmup=true`) any processor passes. And a correlated subquery that becomes a join
 of streams passes, because it does so only when the server optimizes the plan.
 
+A query that ends by itself is refused if the server's PySpark has no read limits (`refusals`).
+
 What needs the driver is refused by `foreachBatch`, if it gets such a sink itself. A function that
 calls one fails on the server, in its first micro-batch, with the same words.
 """
@@ -27,10 +29,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from counterpoise.spark.channel.channel import FORMAT, refuse_connect
+from counterpoise.spark.driver.refusals import ENDS_BY_ITSELF
 from counterpoise.spark.driver.stateful import OPERATORS, StatefulUse, state_lost, unrestored
 from counterpoise.spark.driver.wrapping import check_before
-from counterpoise.spark.errors import InvalidOption
+from counterpoise.spark.errors import InvalidOption, Unsupported
 from counterpoise.spark.options import read_options
+from counterpoise.spark.version import has_read_limits
 
 if TYPE_CHECKING:
     from counterpoise.spark.options import SourceOptions
@@ -112,23 +116,28 @@ def refuse_at_start() -> None:
     from pyspark.sql.connect.streaming.readwriter import DataStreamWriter
 
     for name in ("start", "toTable"):
-        check_before(DataStreamWriter, name, _refuse_lost_state)
+        check_before(DataStreamWriter, name, refuse)
     check_before(DataStreamWriter, "foreachBatch", _refuse_sinks)
 
 
-def _refuse_lost_state(writer: Any, *_: object, **__: object) -> None:
-    """Raises StateLost. A PySpark with other classes is left unchanged."""
+def refuse(writer: Any, *_: object, **__: object) -> None:
+    """Raises StateLost, Unsupported. A PySpark with other classes is left unchanged."""
     from pyspark.sql.connect.dataframe import DataFrame
 
     try:
         frame = DataFrame(writer._write_stream._child, writer._session)
         explained = frame._explain_string(extended=True)
+        ends = writer._write_proto.available_now or writer._write_proto.once
     except AttributeError as error:
         logger.info("counterpoise: the query is not examined over Spark Connect (%s)", error)
         return
     for use in stateful_uses(explained):
         if use.options.state_on_handoff != "lose":
             raise state_lost(use, _EXCLUSIVE)
+    if not ends or not any(_source(*one[2:]) for one in _nodes(explained)):
+        return
+    if not has_read_limits(version := writer._session.version):
+        raise Unsupported(ENDS_BY_ITSELF.format(version))
 
 
 def _refuse_sinks(writer: Any, func: object) -> None:

@@ -63,7 +63,7 @@ _ASYNCHRONOUS_WHY = (
     "asynchronous progress tracking does not go with this source: what it has committed would be "
     "ahead of the checkpoint. Leave the option asyncProgressTrackingEnabled out"
 )
-_ENDS_BY_ITSELF = (
+ENDS_BY_ITSELF = (
     "trigger(availableNow=True) and once=True need PySpark 4.2 or later, and this is {}: it would "
     "end the query before the queue has given it partitions. Leave the trigger out and stop the "
     "query when the queue has no lag, or upgrade Spark"
@@ -119,7 +119,7 @@ def why_not(spark: SparkSession, execution: Any) -> str | None:
     trigger = execution.trigger()
     kind = trigger.getClass().getSimpleName().rstrip("$")
     if kind in ("AvailableNowTrigger", "OneTimeTrigger") and not has_read_limits(version):
-        return _ENDS_BY_ITSELF.format(version)
+        return ENDS_BY_ITSELF.format(version)
     if kind == "ProcessingTimeTrigger":
         interval = trigger.intervalMs() / 1000
         for source in sources_in(execution.analyzedPlan()):

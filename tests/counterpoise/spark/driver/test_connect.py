@@ -6,6 +6,7 @@ The objects here only have the module of its classes; `test_connect_server` has 
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,7 +19,7 @@ from counterpoise.spark import (
     register,
 )
 from counterpoise.spark.channel.running_batch import RunningBatch
-from counterpoise.spark.driver.connect import stateful_uses
+from counterpoise.spark.driver.connect import refuse, stateful_uses
 from counterpoise.spark.errors import Unsupported
 
 
@@ -123,6 +124,29 @@ def test_a_processor_needs_a_source_that_restores_it() -> None:
     assert "without warm-up" in found(*in_processing)[0][0]
     assert "without warm-up" in found(*in_processing, warmup="true", warmupFrom="snapshot")[0][0]
     assert "EventTime" in found(*in_event_time, warmup="true")[0][0]
+
+
+@pytest.mark.long  # needs the client of Spark Connect
+def test_a_query_that_ends_by_itself_needs_a_server_that_tells_the_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before PySpark 4.2 it would end at once, and have read nothing."""
+
+    def start(version: str, ends: bool, *plan: str) -> None:
+        frame = SimpleNamespace(_explain_string=lambda extended: explained(*plan))
+        monkeypatch.setattr("pyspark.sql.connect.dataframe.DataFrame", lambda *_: frame)
+        writer = SimpleNamespace(
+            _write_stream=SimpleNamespace(_child=None),
+            _session=SimpleNamespace(version=version),
+            _write_proto=SimpleNamespace(available_now=ends, once=False),
+        )
+        refuse(writer)
+
+    with pytest.raises(Unsupported, match=r"availableNow=True.*PySpark 4\.2.*this is 4\.1\.4"):
+        start("4.1.4", True, "source")
+    start("4.1.4", True, RATE)
+    start("4.1.4", False, "source")
+    start("4.2.1", True, "source")
 
 
 def test_the_loss_is_accepted_by_name() -> None:
