@@ -67,6 +67,7 @@ class Application:
         self._driver: Driver | None = None
         self._last: Driver | None = None
         self._prepared: Driver | None = None
+        self.ends_driver = drain_seconds is not None
         self._ends_driver = False
         self._said = b""
 
@@ -105,7 +106,7 @@ class Application:
             self._ends_driver = True
         else:
             driver = self._drivers.take(other_than=self._last)
-            self._ends_driver = self._drain_seconds is not None
+            self._ends_driver = self.ends_driver
         self._driver = self._last = driver
         driver.start(Job(self.module, self.settings(), self._ends_driver))
 

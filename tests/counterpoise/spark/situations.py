@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 
+from counterpoise.client import Client
 from counterpoise.spark.version import has_read_limits
-from tests.counterpoise.spark.application import Sink
+from tests.counterpoise.spark.application import Sink, text
 from tests.counterpoise.spark.sink.application import FencedApplication
 from tests.counterpoise.spark.stage import KEYS
 from tests.counterpoise.spark.starting import started
@@ -33,6 +34,10 @@ class EverySink(FencedApplication):
     """`results`: a database, a queue, and a queue for others."""
 
     module = "tests.counterpoise.spark.situations"
+
+    def settings(self) -> dict[str, Any]:
+        """`ends_driver`: by `spark.stop()`, while its query runs."""
+        return super().settings() | {"ends_driver": self.ends_driver}
 
     def held(self) -> bool:
         return (self.home / "held").exists()
@@ -92,6 +97,8 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
         batch.persist()
         try:
             fenced(batch, batch_id)
+            if text(home / "hold") == "amid" and not batch.isEmpty():
+                plain.wait_if("amid")
             counted(batch, batch_id)
             chained(
                 batch.selectExpr("queue", "partition", "position", "cast(name as binary) value"),
@@ -102,7 +109,16 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
             batch.unpersist()
 
     writer = numbers.writeStream.foreachBatch(write)
-    control.run(started(writer.option("checkpointLocation", str(home / "checkpoint"))))
+    query = started(writer.option("checkpointLocation", str(home / "checkpoint")))
+    if not settings["ends_driver"]:
+        control.run(query)
+        return
+    control.wait(query)
+    spark.stop()
+    with Client(url) as client:
+        queues = [one.name for one in client.queues() if one.name.startswith("orders-")]
+        bound = {flow.client_name for name in queues for flow in client.flows(name)}
+    assert settings["name"] not in bound, "it leaves its queues before stop returns"
 
 
 def others(names: Iterable[str]) -> list[str]:

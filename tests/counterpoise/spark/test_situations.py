@@ -22,6 +22,7 @@ from tests.counterpoise.spark.cluster.test_standalone import values_in
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.situations import AGAIN, HAS_PROCESSORS, EverySink, others
 from tests.counterpoise.spark.stage import KEYS, Stage, staged
+from tests.counterpoise.spark.test_versions import VERSIONS
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
@@ -143,6 +144,8 @@ def stage(
 
 def test_what_every_sink_has_in_every_situation(stage: Everything) -> None:
     one, two = stage.one, stage.two
+    # By `spark.stop()`. On the newest version `driver/test_stopping.py` plays it.
+    two.ends_driver = not pyspark.__version__.startswith(VERSIONS[-1])
     one.start()
     check_refusals(one.refused())
     stage.until_done()
@@ -188,13 +191,15 @@ def test_what_every_sink_has_in_every_situation(stage: Everything) -> None:
     assert stage.repeated() == replayed
     check_replayed(before, one.rows()[len(before) :])
     assert "skipped" not in one.said()
-    # A crash: the other one reads what was not committed.
-    taken = stage.hold_amid_a_batch(one)
+    # A crash between its sinks: the other one reads what was not committed.
+    one.hold("amid")
+    stage.publish(3 * KEYS)
+    until(one.held, "the first sink has written, and the others have not")
     one.kill()
     stage.unbind("one")
     until(lambda: set(stage.owners_of(FIXED)) == {"two"}, "the other takes over")
     stage.until_done()
-    assert stage.repeated() == replayed | taken
+    assert stage.repeated() == replayed
     # The end of the hour, in all partitions.
     counted = stage.published
     stage.publish(3 * KEYS, NOON + timedelta(days=1))

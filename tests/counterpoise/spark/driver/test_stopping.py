@@ -6,6 +6,7 @@ share its JVM, which starts once for all cases.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -126,7 +127,7 @@ def test_a_query_leaves_when_its_spark_is_stopped(
     program.write_text(PROGRAM)
     done = subprocess.run(
         [sys.executable, program, service.url, str(tmp_path / "checkpoint")],
-        env={**with_small_java(), "PYTHONPATH": str(ROOT)},
+        env={**with_small_java(), "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT))},
         capture_output=True,
         text=True,
         timeout=1500,

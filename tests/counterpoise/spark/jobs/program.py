@@ -86,14 +86,18 @@ class Control:
 
     def run(self, *queries: StreamingQuery) -> None:
         """Report that they run; stop them when told or when one ends, and raise its error."""
-        self._connection.send(Started())
-        while all(query.isActive for query in queries) and not self._told():
-            pass
+        self.wait(*queries)
         errors = [query.exception() for query in queries]
         for query in queries:
             query.stop()
         for error in filter(None, errors):
             raise error
+
+    def wait(self, *queries: StreamingQuery) -> None:
+        """Report that they run, and return when told or when one ends."""
+        self._connection.send(Started())
+        while all(query.isActive for query in queries) and not self._told():
+            pass
 
     def _told(self) -> bool:
         if not self._connection.poll(0.1):
