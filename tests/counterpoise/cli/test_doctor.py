@@ -241,5 +241,12 @@ def test_spark_without_java_or_parts_of_it(monkeypatch, service):
     found = examined(service.url, code=1)
     assert "no Java 17 or newer" in found["java"][1]
     assert "without pandas pip install" in found["spark"][1]
+    monkeypatch.setattr(
+        doctor, "_installed", lambda package: "3.5.8" if package == "pyspark" else None
+    )
+    assert (
+        "PySpark 3.5.8 does not do: PySpark 4.0 or later"
+        in examined(service.url, code=1)["spark"][1]
+    )
     monkeypatch.setattr(doctor, "_installed", lambda package: None)
     assert examined(service.url)["spark"][0] == "skipped"

@@ -10,9 +10,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.architecture.structure import ROOT
 
@@ -40,8 +42,22 @@ def test_applications_come_go_and_are_killed(version: str, tmp_path: Path) -> No
     environment.pop("PYTEST_XDIST_WORKER", None)
     found = run(environment, "-c", "import pyspark; print(pyspark.__file__, pyspark.__version__)")
     assert found.startswith(f"{spark}/pyspark/__init__.py {version}.")
+    check_requirements(spark)
     played = run(environment, "-m", "pytest", *QUIET, f"--basetemp={tmp_path / 'tests'}", *PLAYED)
     assert f"{len(PLAYED)} passed" in played
+
+
+def check_requirements(spark: Path) -> None:
+    """`pip install 'counterpoise[spark]'` leaves a PySpark that is there: it fits, and what it
+    requires does not contradict what we do.
+    """
+    (given,) = metadata.distributions(name="pyspark", path=[str(spark)])
+    ours = metadata.requires("counterpoise") or []
+    for requirement in map(Requirement, [*ours, *(given.requires or [])]):
+        if requirement.name == "pyspark":
+            assert requirement.specifier.contains(given.version)
+        elif requirement.marker is None:
+            assert requirement.specifier.contains(metadata.version(requirement.name))
 
 
 def run(environment: Mapping[str, str], *arguments: str) -> str:

@@ -21,7 +21,7 @@ from counterpoise.spark.channel.running_batch import (
     planned_for,
     planned_of,
 )
-from counterpoise.spark.errors import InvalidRows, InvalidSink, SinkError
+from counterpoise.spark.errors import InvalidRows, InvalidSink, SinkError, Unsupported
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink import batch as module
 from counterpoise.spark.sink.database import Database
@@ -376,6 +376,9 @@ def test_a_query_of_another_source_is_refused(spark: SparkSession, tmp_path: Pat
     with pytest.raises(StreamingQueryException, match="reads nothing from a counterpoise") as error:
         query.awaitTermination(240)
     assert "sEcReT" not in str(error.value)
+    # A thread that does not know its query, such as one of a ThreadPoolExecutor.
+    with pytest.raises(Unsupported, match=r"unless they are pyspark\.InheritableThread"):
+        sink(spark.createDataFrame([(1, "1")], "partition int, position string"), 0)
 
 
 def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
