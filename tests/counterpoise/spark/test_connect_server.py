@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.counterpoise.spark.queries import Collected, QueryStage, publish
+from tests.counterpoise.spark.queries import QueryStage, publish
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service, free_port
 
@@ -168,12 +168,12 @@ def stage(spark: SparkSession, service: Service, tmp_path: Path) -> Iterator[Que
     stage.end()
 
 
-def program(text: str, remote: str, stage: QueryStage) -> subprocess.Popen[str]:
-    """A client: a process without a JVM."""
+def program(text: str, remote: str, stage: QueryStage, name: str = ".") -> subprocess.Popen[str]:
+    """A client: a process without a JVM. `name`: of its directory."""
     environment = {**os.environ, "SPARK_REMOTE": remote}
     environment.pop("JAVA_HOME", None)
     return subprocess.Popen(
-        [sys.executable, "-c", text, stage.service.url, str(stage.home)],
+        [sys.executable, "-c", text, stage.service.url, str(stage.home / name)],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -186,39 +186,52 @@ def said(client: subprocess.Popen[str]) -> Any:
     return json.loads(output.splitlines()[-1])
 
 
-def test_a_query_reads_shares_and_is_drained_from_outside(remote: str, stage: QueryStage) -> None:
-    def written() -> list[str]:
-        files = [*(stage.home / "rows").glob("*.json")]
+def test_two_clients_share_a_queue_and_are_drained_from_outside(
+    remote: str, stage: QueryStage
+) -> None:
+    """Their sessions are of one server."""
+
+    def written(name: str) -> list[str]:
+        files = [*(stage.home / name / "rows").glob("*.json")]
         lines = [line for one in files for line in one.read_text().splitlines(keepends=True)]
         return [json.loads(line)["value"] for line in lines if line.endswith("\n")]
 
-    client = program(READS, remote, stage)
+    def all_written() -> bool:
+        return len(written("one")) + len(written("two")) == stage.published
+
+    def publish_and_wait(who: str) -> None:
+        publish(stage.service, "flights", 30, first=stage.published)
+        stage.published += 30
+        until(all_written, f"{who} written all")
+
+    def drained(flow_id: str, client: subprocess.Popen[str]) -> None:
+        stage.client.drain("flights", flow_id)
+        ended = said(client)
+        assert ended.startswith("FlowEnded: queue 'flights'")
+        assert "drained" in ended
+
+    clients = {"one": program(READS, remote, stage, "one")}
     try:
         until(lambda: sum(stage.shares().values()) == 2, "it owns all")
-        (flow,) = stage.client.flows("flights")
-        publish(stage.service, "flights", 30)
-        until(lambda: len(written()) == 30, "it has written all")
-        # A second application, of a session with a JVM, takes half.
-        collected = Collected()
-        stage.started(stage.messages(clientName="other").writeStream.foreachBatch(collected))
-        until(lambda: stage.shares().get("other") == 1, "they share")
-        publish(stage.service, "flights", 30, first=30)
-        until(lambda: len(written()) + len(collected.rows) == 60, "they have written all")
-        assert written()[30:]
-        stage.client.drain("flights", flow.flow_id)
-        until(lambda: stage.shares() == {"other": 2}, "the other one has taken over")
-        publish(stage.service, "flights", 30, first=60)
-        stage.published = 90
+        (first,) = stage.client.flows("flights")
+        publish_and_wait("it has")
+        clients["two"] = program(READS, remote, stage, "two")
+        until(lambda: sorted(stage.shares().values()) == [1, 1], "they share")
+        publish_and_wait("they have")
+        assert written("one")[30:]
+        drained(first.flow_id, clients["one"])
+        until(lambda: [*stage.shares().values()] == [2], "the other one has taken over")
+        publish_and_wait("the other one has")
         until(stage.all_committed, "all is committed")
-        ended = said(client)
+        (second,) = stage.client.flows("flights")
+        drained(second.flow_id, clients["two"])
     finally:
-        client.kill()
-        if client.stdout is not None and not client.stdout.closed:  # why it does not go on
-            print(client.communicate()[0])
-    assert ended.startswith("FlowEnded: queue 'flights'")
-    assert "drained" in ended
-    values = written() + [bytes(row.value).decode() for row in collected.rows]
-    assert Counter(values) == Counter(f"v{number}" for number in range(90))
+        for client in clients.values():
+            client.kill()
+            if client.stdout is not None and not client.stdout.closed:  # why it does not go on
+                print(client.communicate()[0])
+    values = Counter(written("one") + written("two"))
+    assert values == Counter(f"v{number}" for number in range(stage.published))
 
 
 def test_a_query_leaves_when_its_client_stops_the_session(remote: str, stage: QueryStage) -> None:
