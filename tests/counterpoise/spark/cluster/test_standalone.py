@@ -44,6 +44,8 @@ DYNAMIC = {
 }
 
 SPECULATION = {
+    # Idle executors are decommissioned then, instead of killed.
+    "spark__decommission__enabled": "true",
     "spark__speculation": "true",
     "spark__speculation__interval": "100ms",
     "spark__speculation__quantile": "0.1",
@@ -83,8 +85,8 @@ def submitted(
 def test_a_second_attempt_of_a_slow_task_writes_nothing_again_as_executors_come_and_go(
     service: Service, client: Client, cluster: Standalone, tmp_path: Path, database_url: str
 ) -> None:
-    """Speculation and dynamic allocation, with both sinks in each micro-batch, of one queue and of
-    several in one stream.
+    """Speculation, and dynamic allocation that decommissions executors, with both sinks in each
+    micro-batch, of one queue and of several in one stream.
     """
     one_queue, several = ("flights",), ("orders-eu", "orders-us")
     client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600)
