@@ -7,7 +7,7 @@
 * Spark applications are jobs on warm drivers (fixture `drivers`,
   `tests/counterpoise/spark/jobs/drivers.py`). A job that leaves something in its driver fails its
   test. `started` starts a query, also on a loaded machine (`tests/counterpoise/spark/starting.py`).
-  Spark's workers are forked (`jobs/forking.py`), JVMs start from an archive of classes
+  Spark's Python processes are forked (`jobs/pythons.py`), JVMs start from an archive of classes
   (`tests/counterpoise/spark/archive.py`, `tests/kafka_archive.py`).
 * Tests that share something expensive, or need much of the machine, are a group
   (`@pytest.mark.xdist_group`): one worker runs it, test after test. Groups begin first, the largest

@@ -29,6 +29,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -195,12 +196,13 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for module in WARM:
         importlib.import_module(module)
-    assert threading.active_count() == 1
-    gc.collect()
-    gc.freeze()
-    request = _serve(control)
-    if request is None:
-        return
+    request = serve(control)
+    if request is not None:
+        run(request)
+
+
+def run(request: Mapping[str, Any]) -> None:
+    """Carry out a request as `python -m` would."""
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -213,45 +215,87 @@ def main() -> None:
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
-def _serve(control: socket.socket) -> dict[str, Any] | None:
-    """Fork until this process's parent has ended. Returns a request in the process that is to carry
-    it out.
+@dataclass(frozen=True)
+class _Fork:
+    """`ended`: readable when it has. `end`: a pipe for its exit code. `owner`: readable when the
+    process has ended that it must not outlive.
     """
-    running: dict[int, tuple[int, int]] = {}
+
+    pid: int
+    ended: int
+    end: int
+    owner: int | None
+
+    def watched(self) -> list[int]:
+        return [self.ended] if self.owner is None else [self.ended, self.owner]
+
+    def tell_end(self) -> None:
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        _tell(self.end, code)
+        self.close()
+
+    def close(self) -> None:
+        for file in (*self.watched(), self.end):
+            os.close(file)
+
+
+def serve(control: socket.socket, parent: int | None = None) -> dict[str, Any] | None:
+    """Fork until the parent has ended: `control` ends with it, or `parent` is readable. Returns a
+    request in the process that is to carry it out.
+
+    With a request come the program's three streams, and a pipe that is told the number of the
+    process and then its exit code; perhaps also the descriptor of a process that it must not
+    outlive.
+    """
+    assert threading.active_count() == 1
+    gc.collect()
+    gc.freeze()
+    forks: dict[int, _Fork] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
+        if parent is not None:
+            selector.register(parent, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fileobj is not control:
-                    assert isinstance(key.fileobj, int)
-                    selector.unregister(key.fileobj)
-                    pid, end = running.pop(key.fileobj)
-                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                    os.close(key.fileobj)
-                    _tell(end, code)
-                    os.close(end)
+                if (fork := forks.get(key.fd)) is not None:
+                    if key.fd == fork.owner:
+                        os.kill(fork.pid, signal.SIGKILL)
+                        selector.unregister(key.fd)
+                        del forks[key.fd]
+                        continue
+                    for file in forks.keys() & fork.watched():
+                        selector.unregister(file)
+                        del forks[file]
+                    fork.tell_end()
                     continue
-                text, files, _, _ = socket.recv_fds(control, _MOST_BYTES, 4)
+                if key.fd not in (control.fileno(), parent):
+                    continue  # of a fork whose end came with it
+                text, files = b"", list[int]()
+                if key.fileobj is control:
+                    text, files, _, _ = socket.recv_fds(control, _MOST_BYTES, 5)
                 if not text:
-                    for pid, _ in running.values():
+                    for pid in {fork.pid for fork in forks.values()}:
                         os.kill(pid, signal.SIGKILL)
                     return None
-                *streams, end = files
+                streams, (end, *owner) = files[:3], files[3:]
                 pid = os.fork()
                 if pid == 0:
                     for number, file in enumerate(streams):
                         os.dup2(file, number)
-                    for file in (*files, *running, *(end for _, end in running.values())):
+                    for file in files:
                         os.close(file)
+                    for fork in {*forks.values()}:
+                        fork.close()
                     control.close()
                     request: dict[str, Any] = json.loads(text)
                     return request
                 for file in streams:
                     os.close(file)
                 _tell(end, pid)
-                ended = os.pidfd_open(pid)
-                running[ended] = pid, end
-                selector.register(ended, selectors.EVENT_READ)
+                fork = _Fork(pid, os.pidfd_open(pid), end, owner[0] if owner else None)
+                for file in fork.watched():
+                    forks[file] = fork
+                    selector.register(file, selectors.EVENT_READ)
 
 
 def _tell(end: int, number: int) -> None:

@@ -1,7 +1,9 @@
 """The processes of this machine as Linux lists them: to kill a process with its descendants, and to
 see which are running.
 
-A zombie counts as ended: it only waits for its parent to collect its exit code.
+A zombie counts as ended: it only waits for its parent to collect its exit code. A process named
+`fork PID` stands for that one, which counts as its child
+(`tests/counterpoise/spark/jobs/pythons.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,11 @@ class Process:
     started: str
     name: str = field(compare=False)
     parent: int = field(compare=False)
+
+    @property
+    def stands_for(self) -> int | None:
+        """The number of another process."""
+        return int(self.name[5:]) if self.name.startswith("fork ") else None
 
 
 def find(pid: int) -> Process | None:
@@ -50,9 +57,15 @@ def descendants(ancestor: int) -> set[Process]:
     everything = running()
     found: set[Process] = set()
     generation = {ancestor}
+    stood_for = set[int]()
     while generation:
-        children = {process for process in everything if process.parent in generation}
+        children = {
+            process
+            for process in everything - found
+            if process.parent in generation or process.pid in stood_for
+        }
         found |= children
+        stood_for |= {one.stands_for for one in children if one.stands_for}
         generation = {process.pid for process in children}
     return found
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.counterpoise.spark.jobs import pythons
 from tests.counterpoise.spark.jobs.drivers import Drivers
 from tests.counterpoise.spark.small import FORKING, LOCAL, SMALL
 from tests.kafka_server import apache_kafka, kafka
@@ -47,9 +48,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     directory: Path = tmp_path_factory.mktemp("spark")
     config = {**SMALL, **FORKING, "spark__local__dir": str(directory)}
-    spark = session("tests", **config, spark__master=LOCAL)
-    yield spark
-    spark.stop()
+    with pythons.spawned(directory) as python:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("PYSPARK_PYTHON", str(python))
+            spark = session("tests", **config, spark__master=LOCAL)
+        yield spark
+        spark.stop()
 
 
 # A test needs two applications at most, one of them killed, and a third driver that gets warm.

@@ -22,10 +22,12 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from broker.demo.work.application import warm_up
 from counterpoise.logs.columns import integers
+from tests.counterpoise.spark.jobs import pythons
 from tests.counterpoise.spark.jobs.drivers import Ended, Job, Setup, Started, Warm
-from tests.counterpoise.spark.small import CLUSTER, FORKING, SMALL, SMALL_EXECUTORS
+from tests.counterpoise.spark.small import CLUSTER, FORKING, LOCAL, SMALL, SMALL_EXECUTORS
 from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until
+from tests.forked import run
 from tests.processes import descendants
 
 if TYPE_CHECKING:
@@ -162,7 +164,15 @@ def queries_of(spark: SparkSession) -> list[str]:
 
 def source_processes() -> set[int]:
     """The processes of this driver in which sources plan: one for each query."""
-    return {one.pid for one in descendants(os.getpid()) if SOURCE_PROCESS in _command(one.pid)}
+    found = [one for one in descendants(os.getpid()) if SOURCE_PROCESS in _command(one.pid)]
+    # A launcher without a fork does nothing yet.
+    return {
+        one.stands_for or one.pid for one in found if one.stands_for or not _is_launcher(one.pid)
+    }
+
+
+def _is_launcher(pid: int) -> bool:
+    return pythons.FLAGS.encode() in _command(pid).split(b"\0")
 
 
 def _command(pid: int) -> bytes:
@@ -174,9 +184,9 @@ def _command(pid: int) -> bytes:
 class Program:
     """The driver in its own process."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, setup: Setup, directory: Path) -> None:
         self._connection = connection
-        setup, self._directory = connection.recv()
+        self._directory = directory
         self._spark = self._session(setup)
         if setup.first_query:
             warm_up(self._spark, Path(tempfile.mkdtemp(dir=self._directory)))
@@ -245,5 +255,18 @@ class Program:
             spark.streams.removeListener(vars(spark)["_counterpoise_listener"])
 
 
+def main() -> None:
+    """A driver; and in each process that is forked for its Spark, what that is to do."""
+    connection = Connection(int(sys.argv[1]))
+    setup, directory = connection.recv()
+    ours = setup.master == LOCAL and "PYSPARK_PYTHON" not in setup.environment
+    request = pythons.forked(directory) if ours else None
+    if request is None:
+        Program(connection, setup, directory).work()
+    else:
+        connection.close()
+        run(request)
+
+
 if __name__ == "__main__":
-    Program(Connection(int(sys.argv[1]))).work()
+    main()
