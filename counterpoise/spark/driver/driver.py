@@ -264,9 +264,9 @@ def _see_start(spark: SparkSession, home: str | Path, query_id: str) -> None:
     chain = None if plan is None else describe(plan)
     if chain is not None:
         put_chain(home, query_id, chain)
+        refuse_if_needed(spark, query)
         uses = stateful_uses(spark, plan)
         put_state(home, query_id, query.runId().toString(), [one.options for one in uses])
-        refuse_if_needed(spark, query)
 
 
 DEPARTURE_POLL_SECONDS = 0.25

@@ -74,6 +74,12 @@ _IDS = Operator(
     "deduplicate in the sink, with counterpoise.spark.Deduplicate (docs/sink.md), or in Spark, "
     "with processors.DuplicateFilter (docs/processors.md)",
 )
+_EXCEPT = Operator(
+    "subtract, exceptAll (EXCEPT)",
+    "the rows that were passed stay behind: one that comes again passes again",
+    'join with the table, how="left_anti", which keeps no state; where each row is to pass '
+    "once, write with counterpoise.spark.Deduplicate (docs/sink.md)",
+)
 _PROCESSOR = (
     "the state of its keys stays behind: the new owner begins with none",
     (
@@ -89,12 +95,9 @@ OPERATORS = {
         "dropDuplicatesWithinWatermark", _IDS.loses, _IDS.instead
     ),
     "Distinct": Operator("distinct", _IDS.loses, _IDS.instead),
-    "Except": Operator(
-        "subtract, exceptAll (EXCEPT)",
-        "the rows that were passed stay behind: one that comes again passes again",
-        'join with the table, how="left_anti", which keeps no state; where each row is to pass '
-        "once, write with counterpoise.spark.Deduplicate (docs/sink.md)",
-    ),
+    "Except": _EXCEPT,
+    # What the text of a plan calls it.
+    "ExceptAll": _EXCEPT,
     "FlatMapGroupsInPandasWithState": Operator("applyInPandasWithState", *_PROCESSOR),
     "FlatMapGroupsWithState": Operator("flatMapGroupsWithState", *_PROCESSOR),
     "GlobalLimit": Operator(
@@ -113,7 +116,7 @@ OPERATORS = {
     # Of PySpark 4.0.
     "TransformWithStateInPandas": Operator("transformWithStateInPandas", *_PROCESSOR),
 }
-"""By the class of the node in Spark's logical plan."""
+"""By the class of the node in Spark's logical plan, or its name in the text of the plan."""
 
 _EVENT_TIME = Operator(
     "transformWithState with timeMode EventTime",
@@ -149,15 +152,31 @@ def stateful_uses(spark: SparkSession, plan: Any) -> list[StatefulUse]:
     examination = _Examination(spark)
     found = list(examination.uses(plan))
     if _hides_operators(plan):
-        optimizer: Any = spark._jsparkSession.sessionState().optimizer()
-        found += examination.uses(optimizer.execute(plan))
+        found += examination.uses(_optimized(spark._jsparkSession, plan))
     return found
 
 
 def _hides_operators(plan: Any) -> bool:
-    """Whether it is not a tree yet: what is named by a `WITH`, and subqueries, are elsewhere."""
+    """Whether it is not a tree yet: what is named by a `WITH`, and subqueries of the stream or of
+    each of its rows, are elsewhere. Other subqueries read tables, which takes time to plan.
+    """
     leaves = (leaf.nodeName() for leaf in _each(plan.collectLeaves()))
-    return "CTERelationRef" in leaves or bool(plan.subqueriesAll().size())
+    return "CTERelationRef" in leaves or any(
+        one.isStreaming() or "outer(" in one.toString() for one in _each(plan.subqueriesAll())
+    )
+
+
+def _optimized(session: Any, plan: Any) -> Any:
+    """A copy of the plan as Spark optimizes it. Spark reads the settings of the active session."""
+    active = session.getActiveSession()
+    session.setActiveSession(session)
+    try:
+        return session.sessionState().optimizer().execute(plan.clone())
+    finally:
+        if active.isDefined():
+            session.setActiveSession(active.get())
+        else:
+            session.clearActiveSession()
 
 
 def refuse_lost_state(spark: SparkSession, plan: Any) -> None:

@@ -7,8 +7,9 @@ a message. A query that joins others runs a micro-batch that reads nothing befor
 (`opening`), so it takes no partition from them.
 
 A program that has itself switched adaptive execution off, for all queries or for streams, looks
-like one with state. The error says what to do then: with `register` the plan is examined. Of
-`subtract` and `exceptAll` Spark itself does not know here that they keep state.
+like one with state. The error says what to do then: with `register` the plan is examined, but not
+by the server of Spark Connect. Of `subtract`, `exceptAll` and correlated subqueries Spark itself
+does not know here that they keep state.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def refuse_state(options: SourceOptions) -> None:
         "a join of streams, …), which no handoff takes along, and its session was not registered. "
         "Call counterpoise.spark.register(spark) before the stream is loaded: it says what to use "
         f"instead, and lets a query without state pass where {_ADAPTIVE} or "
-        f"{_ADAPTIVE_WITHOUT_STATE} is false. If you accept the loss: "
+        f"{_ADAPTIVE_WITHOUT_STATE} is false. Over Spark Connect set both to true. If you accept "
+        "the loss: "
         ".option('stateOnHandoff', 'lose'). See docs/spark.md, State and handoffs"
     )

@@ -53,11 +53,12 @@ def check_requirements(spark: Path) -> None:
     """
     (given,) = metadata.distributions(name="pyspark", path=[str(spark)])
     ours = metadata.requires("counterpoise") or []
-    for requirement in map(Requirement, [*ours, *(given.requires or [])]):
-        if requirement.name == "pyspark":
-            assert requirement.specifier.contains(given.version)
-        elif requirement.marker is None:
-            assert requirement.specifier.contains(metadata.version(requirement.name))
+    for requires, extra in ((ours, "spark"), (given.requires or [], "sql")):
+        for requirement in map(Requirement, requires):
+            if requirement.name == "pyspark":
+                assert requirement.specifier.contains(given.version)
+            elif requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                assert requirement.specifier.contains(metadata.version(requirement.name))
 
 
 def run(environment: Mapping[str, str], *arguments: str) -> str:

@@ -95,6 +95,8 @@ def test_operators_with_state_are_found_in_the_text_of_a_plan() -> None:
     ]
     assert found("~Project [key#5]", "+- ~GlobalLimit 3", "   +- ~LocalLimit 3", "      +- source")
     assert found("~Join Inner", f":- {RATE}", "+- ~Project [key#5]", "   +- source")
+    for name in ("Except false", "ExceptAll true"):
+        assert found(f"~{name}", ":- source", "+- LocalRelation [key#5]")
     assert found("source") == []
     assert found("~Project [key#5]", "+- source") == []
     # A table that is aggregated, and a join with it.

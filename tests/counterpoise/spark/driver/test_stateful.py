@@ -233,6 +233,19 @@ def test_what_keeps_no_state_in_spark_is_allowed(
     rate = spark.readStream.format("rate").load().dropDuplicates(["value"])
     refuse_lost_state(rate)
     refuse_lost_state(rows.select("epoch").union(rate.select("value")))
+    # Spark optimizes these for the examination.
+    rows.createOrReplaceTempView("rows")
+    names.createOrReplaceTempView("names")
+    for query in (
+        "with a as (select key from rows where epoch > 1) select * from a union all table a",
+        (
+            "with n as (select key, count(*) as n from names group by key) "
+            "select rows.key, n from rows join n on rows.key = n.key"
+        ),
+        "select * from rows where key in (select key from names)",
+        "select * from rows where exists (select 1 from names where names.key = rows.key)",
+    ):
+        refuse_lost_state(spark.sql(query))
 
 
 @pytest.mark.matrix(of="queries with state")
