@@ -315,3 +315,17 @@ def test_pairs_that_go_on_for_ever_do_not_keep_a_drain_waiting() -> None:
         orders.advance(3.8)
     let_go(orders)
     assert "victim" not in orders.queue.flows
+
+
+def test_a_pin_amid_a_wait_goes_home_when_nobody_waits_any_more() -> None:
+    orders = World.owning({"A": [0, 1], "B": [4], "C": [2, 3]})
+    orders.drain("A")
+    orders.advance(5)
+    orders.bind("D")
+    orders.release("A", 0, 1)
+    assert orders.owners() == {"A": [], "B": [0, 1, 4], "C": [2, 3], "D": []}
+    orders.pin(0, "c-C")
+    orders.unbind("D")
+    assert orders.on_their_way() == {0: ("revoking", "C")}
+    orders.release("B", 0)
+    assert orders.status == "Ready"

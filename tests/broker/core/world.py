@@ -23,6 +23,7 @@ from broker.core.model import Partition, Settings
 from broker.core.queue import Queue
 from broker.core.rebalancer import decide, follow
 from broker.core.stored import from_json, to_json
+from broker.core.transitions import Status
 from tests.broker.core.lineage_oracle import LineageOracle
 from tests.broker.core.oracle import Oracle, snapshot
 
@@ -105,6 +106,8 @@ class World:
         before, mark = snapshot(queue), queue.journal.mark()
         decision = decide(queue, command, self.now)
         decided = snapshot(queue)
+        if queue.status is Status.REBALANCING:
+            assert queue.next_deadline() is not None, "nothing ends this rebalance"
         _check_changes_are_known(before, queue, decision)
         queue.journal.undo(mark)
         assert snapshot(queue) == before, "undoing left traces"
