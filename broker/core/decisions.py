@@ -103,7 +103,7 @@ def bind(command: c.Bind, draft: Draft) -> None:
 def bind_together(command: c.BindTogether, draft: Draft) -> tuple[BrokerError | None, ...]:
     """New consumers join (rules 1 and 2)."""
     queue = draft.queue
-    before, at_once = queue.takers, not queue.flows and command.binds[0].at_once
+    before, at_once = queue.takers, not queue.flows
     answers: list[BrokerError | None] = []
     for one in command.binds:
         try:
@@ -117,6 +117,7 @@ def bind_together(command: c.BindTogether, draft: Draft) -> tuple[BrokerError | 
             if held is None:
                 wait_for_pairs(draft)
             _enter(one, draft, queue.next_bind_number, moved, held)
+            at_once = at_once and one.at_once
             answers.append(None)
     if queue.takers > before:
         _join(draft, before, at_once=at_once)

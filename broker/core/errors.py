@@ -139,7 +139,6 @@ class FlowGone(BrokerError):
         "unbound": "It was unbound; bind again to go on.",
         "lease_expired": "Its lease expired; bind again with the same instance_id to go on.",
         "replaced": "Another flow with the same instance_id took its place; do not bind again.",
-        "queue_deleted": "Its queue was deleted.",
         "key_ended": "Its key was revoked or reached its end; bind with another key.",
         "restored": "The service was restored from a backup; bind again to go on.",
     }

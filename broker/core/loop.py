@@ -84,7 +84,7 @@ def rebalance_if_replaced(draft: Draft, *, joined: bool, at_once: bool) -> None:
     if at_once:
         rebalance(draft, "replaced")
     else:
-        hold_down(draft, "replaced", queue.takers - 1)
+        hold_down(draft, "replaced", queue.takers - joined)
 
 
 def grant_outside(draft: Draft, trigger: str, numbers: Iterable[int]) -> None:

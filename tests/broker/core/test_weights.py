@@ -250,6 +250,20 @@ class TestTriggers:
         orders.settle()
         assert counts(orders) == {"A": 3, "B": 0, "C": 6}
 
+    def test_one_that_is_replaced_with_another_weight_counted_before(self) -> None:
+        """So who leaves now and comes back finds its own (rule 7)."""
+        orders = World(12)
+        for name in "ABC":
+            orders.bind(name)
+        orders.advance(5)
+        orders.bind("A2", "i-A", weight=4)
+        assert (orders.status, orders.trigger) == ("Holddown", "replaced")
+        own = orders.owned("B")
+        orders.expire("B")
+        assert orders.unassigned() == own
+        orders.bind("B2", "i-B")
+        assert orders.owned("B2") == own
+
 
 class TestRefusals:
     def test_a_weight_above_that_of_the_queue(self) -> None:
@@ -266,6 +280,12 @@ class TestRefusals:
         first, second = orders.do(c.BindTogether(tuple(binds))).answer
         assert first is None
         assert isinstance(second, Invalid)
+
+    def test_what_one_that_is_refused_asked_for_does_not_count(self) -> None:
+        orders = World(4, max_weight=3, checked=False)
+        refused = c.Bind("f1", "i1", "c", 10.0, weight=4, at_once=True)
+        orders.do(c.BindTogether((refused, c.Bind("f2", "i2", "c", 10.0))))
+        assert (orders.status, orders.trigger) == ("Holddown", "bind")
 
     def test_a_maximum_in_an_exclusive_queue(self) -> None:
         orders = World(4, access_type="exclusive")
