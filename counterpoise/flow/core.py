@@ -65,6 +65,7 @@ from counterpoise.errors import (
     NotBound,
     QueueNotFound,
     ServiceUnavailable,
+    StateKept,
     Unauthorized,
 )
 from counterpoise.flow.view import (
@@ -102,7 +103,7 @@ ItemT = TypeVar("ItemT", CommitItem, ReleaseItem, ChildrenItem, ReadyItem)
 Build: TypeAlias = Callable[[str, str, str, Sequence[ItemT], int], Call[Results]]
 _ENDS_A_FLOW = (FlowGone, FlowNotFound, QueueNotFound, Unauthorized, Forbidden)
 # Errors that end a flow while it binds again.
-_ENDS_A_REBIND = (*_ENDS_A_FLOW, Invalid)
+_ENDS_A_REBIND = (*_ENDS_A_FLOW, Invalid, StateKept)
 
 
 class Acknowledged:

@@ -12,6 +12,7 @@ from counterpoise.errors import (
     NotCounterpoise,
     QueueNotFound,
     Refused,
+    StateKept,
     Unreachable,
     error_of,
 )
@@ -221,7 +222,7 @@ def test_told_not_to_bind_again_it_does_not():
     assert (flow.status, flow.gone_reason) == ("gone", "lease_expired")
 
 
-@pytest.mark.parametrize("reason", ["replaced", "unbound", "queue_deleted"])
+@pytest.mark.parametrize("reason", ["replaced", "unbound"])
 def test_replaced_or_removed_it_stops_and_says_so(reason):
     flow = bound_core(7, partition(0, 1))
     flow.call_failed("f1", gone(reason))
@@ -296,6 +297,7 @@ def test_a_flow_whose_lease_ended_before_its_bind_was_answered_binds_again(was_b
     [
         QueueNotFound("no queue", 404, {"code": "queue_not_found"}),
         Invalid("no", 422, {"code": "invalid"}),
+        StateKept("no", 409, {"code": "state_kept"}),
         gone("replaced"),
     ],
 )
