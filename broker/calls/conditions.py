@@ -90,7 +90,7 @@ class ConditionCalls:
             for one in failures.values()
         ]
         if not reported:
-            return wire.Page(tuple(own), None)
+            return wire.Page(tuple(own[:limit]), None)
 
         def extract(queue: Queue) -> list[wire.HeldCondition]:
             return [
@@ -180,7 +180,17 @@ def _unmet_pins(queue: Queue) -> list[wire.HeldCondition]:
             f"{name!r}: {why}, so the pin has no effect; start the consumer, or unpin"
         )
         since = min(queue.pins.of[queue.group(number)[0]].since for number in pinned)
-        found.append(wire.HeldCondition(PIN_UNMET, text, None, None, time_of(since), None, SERVICE))
+        found.append(
+            wire.HeldCondition(
+                PIN_UNMET,
+                text[: wire.MOST_TEXT_CHARACTERS],
+                None,
+                None,
+                time_of(since),
+                None,
+                SERVICE,
+            )
+        )
     return found
 
 

@@ -31,6 +31,11 @@ def test_a_partition_moves_to_the_consumer_that_it_is_pinned_to(api: httpx.Clien
     [said] = api.get("/queues/flights/conditions").json()["items"]
     assert (said["kind"], said["flow_id"], said["partition"]) == ("pin_unmet", None, None)
     assert "partition 0 pinned to 'etl-2': no consumer of this name takes part" in said["text"]
+    api.post("/queues/flights/partitions/1/pin", json={"client_name": "x" * 200})
+    both = api.get("/queues/flights/conditions").json()["items"]
+    assert [len(one["text"]) <= 300 for one in both] == [True, True]
+    assert api.get("/queues/flights/conditions?limit=1").json()["items"] == [said]
+    api.post("/queues/flights/partitions/1/unpin")
     other = bind(api, "flights", client_name="etl-2")
     flow.until("revoking", 0)
     assert flow.outcomes("release", flow.item(0)) == ["ok"]
