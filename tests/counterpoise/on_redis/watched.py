@@ -59,7 +59,7 @@ class WatchedApplication(Application):
 
     def setup(self) -> Setup:
         events = self.home / "events"
-        events.mkdir()
+        events.mkdir(exist_ok=True)  # it may be asked for twice
         log4j = self.home / "log4j2.properties"
         log4j.write_text(LOGGING)
         java = f"{SMALL_JAVA} -Dlog4j2.configurationFile={log4j}"

@@ -7,7 +7,6 @@ import importlib
 import os
 import signal
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,6 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from broker.demo.work.application import warm_up
 from counterpoise.logs.columns import integers
 from tests.counterpoise.spark.jobs import pythons
 from tests.counterpoise.spark.jobs.drivers import Ended, Job, Setup, Started, Warm
@@ -189,7 +187,6 @@ class Program:
         self._directory = directory
         self._spark = self._session(setup)
         if setup.first_query:
-            warm_up(self._spark, Path(tempfile.mkdtemp(dir=self._directory)))
             use_a_source(self._spark)
         connection.send(Warm(pyspark.__version__))
 
