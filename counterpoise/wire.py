@@ -251,7 +251,8 @@ class Queue(Document, frozen=True):
       source begins and ends partitions, and their owners report it.
     * `mirror_group`: The consumer group of Kafka into which the positions of a queue on a topic are
       mirrored, for tools that watch groups; null: none. It is never read.
-    * `conditions`: How many conditions hold, by kind, as `quarantined` or `log_away`; empty: none.
+    * `conditions`: How many conditions hold, by kind, as `quarantined` or `log_away`; of
+      `over_capacity` and `pin_unmet`, how many partitions. Empty: none.
     * `align_with`: Another queue, whose built-in log is read beside `log` (several: joined by `+`):
       one flow owns equal partition numbers of both, and gets and hands over both together.
     * `max_weight`: The largest weight that a flow may bind with. 1: all flows are equal.
@@ -1317,8 +1318,8 @@ class Root(RequestBody, frozen=True):
 class QueueCreate(RequestBody, frozen=True):
     """A new queue (the contract, *Queue*); omitted settings have their defaults.
 
-    * `partition_count`: Required, unless `log` is another queue's: then that queue's count is
-      taken; or unless the queue is dynamic.
+    * `partition_count`: Required, unless the queue is dynamic or its log has a count (another
+      queue's, a topic of Kafka, aligned logs), which is taken then.
     * `log`: Null: `builtin:` and the name.
     * `ordered_resize`: Whether a resize keeps the order of each key between partitions. For fixed
       queues on the built-in log. Omitted: true where the log can, which the answer says.

@@ -85,7 +85,8 @@ async def _serve_heartbeat(request: Request) -> Response:
 async def heartbeat(queue: Name, flow: FlowId) -> None:
     """Renew the flow's lease.
 
-    Polling, commit, release, ready and drain renew it as well; an open event stream does not.
+    Polling, commit, release, ready, children, conditions and drain renew it as well; an open event
+    stream does not.
     """
 
 
