@@ -250,32 +250,33 @@ def serve(control: socket.socket, parent: int | None = None) -> dict[str, Any] |
     assert threading.active_count() == 1
     gc.collect()
     gc.freeze()
-    forks: dict[int, _Fork] = {}
+    forks = set[_Fork]()
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         if parent is not None:
             selector.register(parent, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if (fork := forks.get(key.fd)) is not None:
+                fork: _Fork | None = key.data
+                if fork is not None:
+                    if fork not in forks:
+                        continue  # its end was seen just before; the number may be another file's
                     if key.fd == fork.owner:
                         os.kill(fork.pid, signal.SIGKILL)
-                        selector.unregister(key.fd)
-                        del forks[key.fd]
+                        selector.unregister(fork.owner)
                         continue
-                    for file in forks.keys() & fork.watched():
-                        selector.unregister(file)
-                        del forks[file]
+                    forks.remove(fork)
+                    for file in fork.watched():
+                        if file in selector.get_map():
+                            selector.unregister(file)
                     fork.tell_end()
                     continue
-                if key.fd not in (control.fileno(), parent):
-                    continue  # of a fork whose end came with it
                 text, files = b"", list[int]()
                 if key.fileobj is control:
                     text, files, _, _ = socket.recv_fds(control, _MOST_BYTES, 5)
                 if not text:
-                    for pid in {fork.pid for fork in forks.values()}:
-                        os.kill(pid, signal.SIGKILL)
+                    for fork in forks:
+                        os.kill(fork.pid, signal.SIGKILL)
                     return None
                 streams, (end, *owner) = files[:3], files[3:]
                 pid = os.fork()
@@ -284,7 +285,7 @@ def serve(control: socket.socket, parent: int | None = None) -> dict[str, Any] |
                         os.dup2(file, number)
                     for file in files:
                         os.close(file)
-                    for fork in {*forks.values()}:
+                    for fork in forks:
                         fork.close()
                     control.close()
                     request: dict[str, Any] = json.loads(text)
@@ -293,9 +294,9 @@ def serve(control: socket.socket, parent: int | None = None) -> dict[str, Any] |
                     os.close(file)
                 _tell(end, pid)
                 fork = _Fork(pid, os.pidfd_open(pid), end, owner[0] if owner else None)
+                forks.add(fork)
                 for file in fork.watched():
-                    forks[file] = fork
-                    selector.register(file, selectors.EVENT_READ)
+                    selector.register(file, selectors.EVENT_READ, fork)
 
 
 def _tell(end: int, number: int) -> None:

@@ -56,17 +56,11 @@ def descendants(ancestor: int) -> set[Process]:
     """All direct and indirect children of this process."""
     everything = running()
     found: set[Process] = set()
-    generation = {ancestor}
-    stood_for = set[int]()
-    while generation:
-        children = {
-            process
-            for process in everything - found
-            if process.parent in generation or process.pid in stood_for
-        }
+    pids, stood_for = {ancestor}, {one.stands_for for one in everything if one.pid == ancestor}
+    while pids:
+        children = {one for one in everything - found if one.parent in pids or one.pid in stood_for}
         found |= children
-        stood_for |= {one.stands_for for one in children if one.stands_for}
-        generation = {process.pid for process in children}
+        pids, stood_for = {one.pid for one in children}, {one.stands_for for one in children}
     return found
 
 

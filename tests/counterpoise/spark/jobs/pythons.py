@@ -28,7 +28,12 @@ from tests.forked import run, serve
 
 ROOT = Path(__file__).resolve().parents[4]
 DAEMON = "tests.counterpoise.spark.jobs.daemon"
-FORKED = (DAEMON, "pyspark.daemon", "pyspark.sql.streaming.python_streaming_source_runner")
+FORKED = (
+    DAEMON,
+    "pyspark.daemon",
+    "pyspark.sql.streaming.python_streaming_source_runner",
+    "pyspark.sql.streaming.transform_with_state_driver_worker",
+)
 WARM = (
     "psycopg",
     "sqlalchemy.dialects.postgresql.psycopg",
@@ -45,7 +50,7 @@ LAUNCHER = """\
 import os, sys
 if sys.argv[1:2] != ["-m"] or sys.argv[2] not in {forked!r}:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
-import json, signal, socket
+import contextlib, json, signal, socket
 request = dict(
     module=sys.argv[2], arguments=sys.argv[3:], environment={{**os.environ}}, directory=os.getcwd()
 )
@@ -57,7 +62,10 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as nursery:
 os.close(tell)
 with open(told) as told:
     fork = int(told.readline())
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(fork, signal.SIGTERM))
+    def end(*_):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(fork, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, end)
     with open("/proc/self/comm", "w") as name:
         name.write("fork %d" % fork)  # see tests/processes.py
     code = int(told.readline() or -signal.SIGKILL)
@@ -97,8 +105,10 @@ def spawned(directory: Path) -> Iterator[Path]:
         address = control.getsockname()
     with nursery, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.connect(address)
-        yield launcher
-        end.send(b"")
+        try:
+            yield launcher
+        finally:
+            end.send(b"")
 
 
 @contextlib.contextmanager
