@@ -9,7 +9,8 @@ module as `python -m` would: with its own arguments, environment, directory and 
 process of its own in every other respect; a test may freeze and kill it.
 
 The nursery has a single thread, so forking it is safe; Arrow, which starts threads, is imported by
-the programs themselves. It ends with the worker that started it, and kills what it has forked.
+the programs themselves. It ends with the worker that started it, and kills what it has forked. The
+Sparks of the tests have nurseries of their own (`tests/counterpoise/spark/jobs/pythons.py`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def hold_down(draft: Draft, trigger: str, flows_before: int) -> None:
     delay = queue.settings.rebalance_delay
     if delay > 0:
         draft.emit(r.HolddownStarted(trigger, draft.now + delay, flows_before, draft.now))
-        hand_over_pairs(draft)
+        _pairs_first(draft)
     else:
         rebalance(draft, trigger)
 
@@ -62,7 +62,7 @@ def take_up(draft: Draft, *, changed: bool = True) -> None:
             draft.emit(r.HolddownSettled(draft.now))
             return
     if queue.status is Status.HOLDDOWN:
-        hand_over_pairs(draft)
+        _pairs_first(draft)
 
 
 def _fill(draft: Draft) -> None:
@@ -112,8 +112,21 @@ def loop(draft: Draft, *, changed: bool) -> None:
     if queue.is_balanced:
         draft.emit(r.RebalanceFinished(draft.now))
     elif queue.holddown_until is not None:
-        hand_over_pairs(draft)
+        _pairs_first(draft)
     else:
+        begin(draft, HandoffPlanner(queue).plan(room(queue)))
+
+
+def _pairs_first(draft: Draft) -> None:
+    """Hands over pairs; then, if nobody waits for one any more, all that the balance needs, as for
+    pins. Warm-ups that were kept for the sake of those who waited (`is_kept`) may go elsewhere.
+    """
+    queue = draft.queue
+    waited = queue.status is Status.REBALANCING
+    hand_over_pairs(draft)
+    if queue.status is Status.REBALANCING and queue.holddown_until is None:
+        if waited and queue.handoffs.warming:
+            _revise(draft)
         begin(draft, HandoffPlanner(queue).plan(room(queue)))
 
 

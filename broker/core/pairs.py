@@ -50,9 +50,7 @@ def wait_for_pairs(draft: Draft) -> None:
 
 
 def hand_over_pairs(draft: Draft) -> None:
-    """Begins the handoffs of all pairs, in a holddown or in a loop that does nothing else; and all
-    others, as for pins, if nobody waits for a pair any more.
-    """
+    """Begins the handoffs of all pairs, in a holddown or in a loop that does nothing else."""
     queue = draft.queue
     in_holddown = queue.status is Status.HOLDDOWN
     if in_holddown and queue.unassigned:
@@ -72,8 +70,6 @@ def hand_over_pairs(draft: Draft) -> None:
         until = draft.now + queue.settings.rebalance_delay
     if until != queue.holddown_until:
         draft.emit(r.PairsFirst(until, queue.flows_before))
-    if until is None:
-        begin(draft, HandoffPlanner(queue).plan(room(queue)))
 
 
 def is_kept(queue: Queue) -> bool:

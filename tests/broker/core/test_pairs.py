@@ -317,15 +317,28 @@ def test_pairs_that_go_on_for_ever_do_not_keep_a_drain_waiting() -> None:
     assert "victim" not in orders.queue.flows
 
 
-def test_a_pin_amid_a_wait_goes_home_when_nobody_waits_any_more() -> None:
-    orders = World.owning({"A": [0, 1], "B": [4], "C": [2, 3]})
+@pytest.mark.parametrize("warmup", [False, True])
+def test_a_pin_amid_a_wait_goes_home_when_nobody_waits_any_more(warmup: bool) -> None:
+    orders = World.owning({"A": [0, 1], "B": [4], "C": [2, 3]}, warmup=warmup)
     orders.drain("A")
     orders.advance(5)
-    orders.bind("D")
-    orders.release("A", 0, 1)
-    assert orders.owners() == {"A": [], "B": [0, 1, 4], "C": [2, 3], "D": []}
+    orders.bind("D", warmup=warmup)
+    if not warmup:
+        orders.release("A", 0, 1)
+        assert orders.owners() == {"A": [], "B": [0, 1, 4], "C": [2, 3], "D": []}
     orders.pin(0, "c-C")
     orders.unbind("D")
-    assert orders.on_their_way() == {0: ("revoking", "C")}
-    orders.release("B", 0)
-    assert orders.status == "Ready"
+    assert orders.successor(0) == "C"
+    orders.settle()
+    assert (orders.status, orders.owner(0)) == ("Ready", "C")
+    assert moves(orders)[0] == (1 if warmup else 2)
+
+
+def test_a_warm_up_that_was_kept_goes_to_a_home_that_has_come() -> None:
+    orders = World.owning({"A": [0], "B": [1]}, warmup=True)
+    orders.pin(0, "c-D")
+    orders.drain("A")
+    orders.advance(5)
+    assert orders.on_their_way() == {0: ("warming", "B")}
+    orders.bind("D", warmup=True)
+    assert orders.on_their_way() == {0: ("warming", "D")}

@@ -7,8 +7,9 @@ there are hundreds.
 So PYSPARK_PYTHON is a program, the *launcher*, that asks a nursery (`tests/forked.py`) for such a
 process, and stands for it: it ends with the fork, as that has ended, and the fork ends with it.
 What it is not made for it gives to Python itself. The nursery of a driver is its child, forked
-before the JVM starts, so all processes are descendants of the driver. Sparks on clusters and those
-of programs that tests start are as users have them.
+before the JVM starts, so all processes are descendants of the driver. Arrow and numpy bring a
+thread each (jemalloc, OpenBLAS), and provide for forks. Sparks on clusters and those of programs
+that tests start are as users have them.
 """
 
 from __future__ import annotations
