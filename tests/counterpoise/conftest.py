@@ -12,7 +12,7 @@ import pytest
 
 from tests.counterpoise.spark.jobs import pythons
 from tests.counterpoise.spark.jobs.drivers import Drivers
-from tests.counterpoise.spark.small import FORKING, LOCAL, SMALL
+from tests.counterpoise.spark.small import LOCAL, SMALL
 from tests.kafka_server import apache_kafka, kafka
 from tests.redis_server import redis_server
 
@@ -47,7 +47,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from counterpoise.spark import session
 
     directory: Path = tmp_path_factory.mktemp("spark")
-    config = {**SMALL, **FORKING, "spark__local__dir": str(directory)}
+    config = {**SMALL, "spark__local__dir": str(directory)}
     with pythons.spawned(directory) as python:
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("PYSPARK_PYTHON", str(python))

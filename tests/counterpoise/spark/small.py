@@ -32,8 +32,6 @@ SMALL = {
     "spark__sql__streaming__pollingDelay": POLLING_DELAY,
     "spark__sql__streaming__checkpointFileManagerClass": CHECKPOINT_MANAGER,
 }
-# Of a Spark that finds the tests on its Python's path.
-FORKING = {"spark__python__daemon__module": "tests.counterpoise.spark.jobs.daemon"}
 SMALL_EXECUTORS = {
     "spark__executor__memory": "512m",
     "spark__executor__extraJavaOptions": SMALL_JAVA,

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from counterpoise.logs.columns import integers
 from tests.counterpoise.spark.jobs import pythons
 from tests.counterpoise.spark.jobs.drivers import Ended, Job, Setup, Started, Warm
-from tests.counterpoise.spark.small import CLUSTER, FORKING, LOCAL, SMALL, SMALL_EXECUTORS
+from tests.counterpoise.spark.small import CLUSTER, LOCAL, SMALL, SMALL_EXECUTORS
 from tests.counterpoise.spark.starting import started
 from tests.counterpoise.spark.waiting import until
 from tests.forked import run
@@ -200,8 +200,8 @@ class Program:
                 os.environ[name] = value
         if setup.directory is not None:
             os.chdir(setup.directory)
-        pythons = SMALL_EXECUTORS if setup.master == CLUSTER else FORKING
-        config = {**SMALL, **pythons, "spark__local__dir": str(self._directory), **setup.config}
+        executors = SMALL_EXECUTORS if setup.master == CLUSTER else {}
+        config = {**SMALL, **executors, "spark__local__dir": str(self._directory), **setup.config}
         return session("tests", **config, spark__master=setup.master)
 
     def work(self) -> None:

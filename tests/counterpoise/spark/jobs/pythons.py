@@ -28,9 +28,7 @@ from typing import Any
 from tests.forked import run, serve
 
 ROOT = Path(__file__).resolve().parents[4]
-DAEMON = "tests.counterpoise.spark.jobs.daemon"
 FORKED = (
-    DAEMON,
     "pyspark.daemon",
     "pyspark.sql.streaming.python_streaming_source_runner",
     "pyspark.sql.streaming.transform_with_state_driver_worker",
