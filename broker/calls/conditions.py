@@ -83,12 +83,7 @@ class ConditionCalls:
         with store_available():
             reported = await self._queues.store.conditions.of_queue(queue_id, limit)
             failures = await self._queues.store.mirrors.failures([queue_id])
-        own += [
-            wire.HeldCondition(
-                MIRROR_FAILED, one.text, None, None, time_of(one.since), None, SERVICE
-            )
-            for one in failures.values()
-        ]
+        own += [_said(MIRROR_FAILED, one.text, one.since) for one in failures.values()]
         if not reported:
             return wire.Page(tuple(own[:limit]), None)
 
@@ -145,7 +140,7 @@ def _over_capacity(queue: Queue) -> list[wire.HeldCondition]:
         "drains: all consumers have their max_partitions; start another consumer, or raise "
         "max_partitions"
     )
-    return [wire.HeldCondition(OVER_CAPACITY, text, None, None, time_of(since), None, SERVICE)]
+    return [_said(OVER_CAPACITY, text, since)]
 
 
 def _paused(queue: Queue) -> list[wire.HeldCondition]:
@@ -159,7 +154,7 @@ def _paused(queue: Queue) -> list[wire.HeldCondition]:
         f"{which} paused, and a resize does not end before that is over: resume, or discard the "
         "messages of retiring partitions with the resize"
     )
-    return [wire.HeldCondition(RESIZE_PAUSED, text, None, None, time_of(since), None, SERVICE)]
+    return [_said(RESIZE_PAUSED, text, since)]
 
 
 def _unmet_pins(queue: Queue) -> list[wire.HeldCondition]:
@@ -180,18 +175,14 @@ def _unmet_pins(queue: Queue) -> list[wire.HeldCondition]:
             f"{name!r}: {why}, so the pin has no effect; start the consumer, or unpin"
         )
         since = min(queue.pins.of[queue.group(number)[0]].since for number in pinned)
-        found.append(
-            wire.HeldCondition(
-                PIN_UNMET,
-                text[: wire.MOST_TEXT_CHARACTERS],
-                None,
-                None,
-                time_of(since),
-                None,
-                SERVICE,
-            )
-        )
+        found.append(_said(PIN_UNMET, text, since))
     return found
+
+
+def _said(kind: str, text: str, since: float) -> wire.HeldCondition:
+    """A condition of the service itself."""
+    text = text[: wire.MOST_TEXT_CHARACTERS]
+    return wire.HeldCondition(kind, text, None, None, time_of(since), None, SERVICE)
 
 
 def _few(numbers: Sequence[int]) -> str:
