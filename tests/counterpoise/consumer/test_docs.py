@@ -1,4 +1,7 @@
-"""The examples of docs/consumer.md and docs/aligned.md run unchanged."""
+"""The examples of docs/consumer.md and docs/aligned.md run unchanged.
+
+A reader of some has a handler already, and queues with messages.
+"""
 
 import os
 import re
@@ -8,17 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from counterpoise import Client, Publisher
+
 DOCS = Path(__file__).parents[3] / "docs"
-# What the reader has already: the queues, messages in them, and a handler.
+# Before and after programs that are parts of one: a handler, and what it has handled.
 BAGS = """
-from counterpoise import Client, Consumer, Publisher
-
-with Client() as client:
-    client.create_queue("bags", 1, rebalance_delay=0)
-
-with Publisher("bags") as publisher:
-    for number in range(120):
-        publisher.publish(str(number).encode(), key=f"B{number % 12}")
+from counterpoise import Consumer
 
 loaded: dict[str, list[int]] = {}
 
@@ -31,44 +29,11 @@ def load(message):
 BAGS_LOADED = """
 print(len(loaded), "keys, each in order:", all(of == sorted(of) for of in loaded.values()))
 """
-GATES = """
-from counterpoise import Client, Publisher
-
-with Client() as client:
-    client.create_queue("gates", 4, rebalance_delay=0)
-
-with Publisher("gates") as publisher:
-    for number in range(40):
-        publisher.publish(str(number).encode(), key=f"N{number % 8}")
-
-"""
 GATES_OPENED = """
 print(len(opened), "gates, each once:", sorted(opened) == list(range(40)))
 """
-ORDERS = """
-from counterpoise import Client, Publisher
-
-with Client() as client:
-    client.create_queue("orders", 4)
-    client.create_queue("payments", 4)
-    client.create_queue("matching", log="builtin:orders", align_with="payments")
-
-for queue in ("orders", "payments"):
-    with Publisher(queue) as publisher:
-        for number in range(100):
-            publisher.publish(f"{queue} {number}".encode(), key=f"customer-{number}")
-
-"""
 SEATS = """
-from counterpoise import Client, Consumer, DeadLetter, Publisher, Retry
-
-with Client() as client:
-    for queue in ("seats", "seats-retry", "seats-dead"):
-        client.create_queue(queue, 2, rebalance_delay=0)
-
-with Publisher("seats") as publisher:
-    for number in range(12):
-        publisher.publish(str(number).encode(), key=f"N{number % 3}")
+from counterpoise import Consumer, DeadLetter, Retry
 
 handled = []
 tries = 0
@@ -86,6 +51,15 @@ SEATS_HANDLED = """
 consumer.run(until=lambda: len(handled) == 12)
 print(f"N1 was tried {tries} times:", [number for key, number in handled if key == "N1"])
 """
+
+
+def _filled(url: str, queue: str, partitions: int, messages: int, keys: int) -> None:
+    """A queue with the messages `0`, `1`, … of the keys `N0`, `N1`, …, in turn."""
+    with Client(url) as client:
+        client.create_queue(queue, partitions, rebalance_delay=0)
+    with Publisher(queue, url=url) as publisher:
+        for number in range(messages):
+            publisher.publish(str(number).encode(), key=f"N{number % keys}")
 
 
 def _prints(page: str, url: str, program: int = -1, before: str = "", after: str = "") -> str:
@@ -112,22 +86,32 @@ def test_the_example_runs(service):
 
 @pytest.mark.long
 def test_orders_meet_their_payments(service):
-    assert _prints("aligned.md", service.url, 0, ORDERS) == "100 pairs\n"
+    for queue in ("orders", "payments"):
+        _filled(service.url, queue, 4, 100, 100)
+    with Client(service.url) as client:
+        client.create_queue("matching", log="builtin:orders", align_with="payments")
+    assert _prints("aligned.md", service.url, 0) == "100 pairs\n"
 
 
 @pytest.mark.long
 def test_a_message_is_tried_again_later_and_its_key_waits(service):
+    _filled(service.url, "seats", 2, 12, 3)
+    with Client(service.url) as client:
+        for queue in ("seats-retry", "seats-dead"):
+            client.create_queue(queue, 2, rebalance_delay=0)
     printed = _prints("consumer.md", service.url, 3, SEATS, SEATS_HANDLED)
     assert printed == "N1 was tried 3 times: [1, 4, 7, 10]\n"
 
 
 @pytest.mark.long
 def test_an_event_loop_handles_each_message_once(service):
-    printed = _prints("consumer.md", service.url, 2, GATES, GATES_OPENED)
+    _filled(service.url, "gates", 4, 40, 8)
+    printed = _prints("consumer.md", service.url, 2, after=GATES_OPENED)
     assert printed == "40 gates, each once: True\n"
 
 
 @pytest.mark.long
 def test_keys_of_a_partition_go_on_side_by_side(service):
+    _filled(service.url, "bags", 1, 120, 12)
     printed = _prints("consumer.md", service.url, 1, BAGS, BAGS_LOADED)
     assert printed == "12 keys, each in order: True\n"
