@@ -65,13 +65,9 @@ class Observer:
     def left(self, member: str) -> None:
         """The consumer has ended, so it owns nothing."""
         with self._lock:
-            own = {
-                number: self._epochs[number]
-                for number, owner in self.owned.items()
-                if owner == member
-            }
-        for number, epoch in own.items():
-            self.changed(member, [number], gained=False, epoch=epoch)
+            own = [number for number, owner in self.owned.items() if owner == member]
+        for number in own:
+            self.changed(member, [number], gained=False, epoch=self._epochs[number])
 
     def balanced(self, partitions: int, members: int) -> bool:
         """All partitions are owned, by so many consumers, evenly."""

@@ -39,6 +39,5 @@ def refuse_state(options: SourceOptions) -> None:
         "Call counterpoise.spark.register(spark) before the stream is loaded: it says what to use "
         f"instead, and lets a query without state pass where {_ADAPTIVE} or "
         f"{_ADAPTIVE_WITHOUT_STATE} is false. Over Spark Connect set both to true. If you accept "
-        "the loss: "
-        ".option('stateOnHandoff', 'lose'). See docs/spark.md, State and handoffs"
+        "the loss: .option('stateOnHandoff', 'lose'). See docs/spark.md, State and handoffs"
     )
