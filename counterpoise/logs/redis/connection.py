@@ -137,6 +137,9 @@ class RedisConnection:
                 if _passing(error) == "READONLY":
                     # After a failover the address may lead to another server, and this one lives.
                     self.close()
+                if _TOO_LARGE in str(error):
+                    # The server closes this connection, perhaps later than the next call begins.
+                    client.connection_pool.disconnect(inuse_connections=False)
                 raise self._in_our_words(error) from None
         raise LogUnavailable(f"the Redis cluster at {self.where} redirects in a circle")
 

@@ -298,6 +298,17 @@ def test_a_message_that_the_server_never_takes_is_refused_as_such(narrow):
         log.append(AppendBatch("p", 0, 4, [0], [Message(bytes(LARGE))]))
 
 
+def test_what_comes_after_a_refused_message_takes_another_connection():
+    """The server closes the connection behind its refusal, and perhaps later than we go on."""
+    refusal = b"-ERR Protocol error: invalid bulk length\r\n"
+    with answering(refusal, b"*2\r\n$2\r\nok\r\n:1\r\n") as url:
+        log = open_log(url, timeout_seconds=60)
+        with pytest.raises(InvalidMessage, match="proto-max-bulk-len"):
+            append(log, "a")
+        assert append(log, "b") == AppendResult(1, 0)
+        log.close()
+
+
 def test_a_publisher_goes_on_without_it(narrow):
     log = made(narrow.log("q"))
     with Publisher("q", client=client_of(narrow.log("q"), 4)) as publisher:
