@@ -245,6 +245,8 @@ def _options(address: LogAddress, access: str | None, timeout_seconds: float) ->
         # This module decides which calls are repeated.
         "retry": Retry(NoBackoff(), 0),
         "socket_read_size": 256 * 1024,
+        # The pool counts those that are made apart from it, and never forgets them.
+        "max_connections": 2**31,
     }
     secure = address.secure
     if access is not None:

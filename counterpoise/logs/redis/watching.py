@@ -2,7 +2,8 @@
 
 It has a connection of its own, so the reader goes on asking while it is under way. An answer brings
 the first message of each partition that has some, and the reader takes them (`first`) when it has
-asked for the ends as always. If the reader waits for other ends before the answer has come, the
+asked for the ends as always. A reader that has found messages by itself meanwhile passes the answer
+over, and goes on with the connection. If it waits for other ends and no answer has come, the
 connection is closed, which ends the call.
 
 The call ends after `BLOCK_SECONDS` without a message. Then the reader asks for the ends: the server
@@ -24,6 +25,8 @@ from counterpoise.logs.redis.connection import RedisConnection, is_refused
 
 BLOCK_SECONDS = 15.0
 LATE_SECONDS = 5.0
+# For an answer that the server has sent already.
+SENT_SECONDS = 0.1
 # So long a user asks now and then who may not call XREAD.
 DEAF_SECONDS = 60.0
 # All entries with the number of the message before have a lower id.
@@ -90,8 +93,17 @@ class RedisWatching:
     def _is_under_way(self) -> bool:
         return self._connection is not None and self._process == os.getpid()
 
+    def _is_passed_over(self, ends: Mapping[int, int]) -> bool:
+        """Read away the answer that brings what the reader has found by itself, at these ends."""
+        if not any(self._ends.get(one, end) < end for one, end in ends.items()):
+            return False
+        if not self._connection.can_read(SENT_SECONDS):
+            return False
+        self._connection.read_response()
+        return True
+
     def _begin(self, ends: Mapping[int, int]) -> None:
-        if self._ends or not self._is_under_way():
+        if not self._is_under_way() or (self._ends and not self._is_passed_over(ends)):
             self.close()
             self._process = os.getpid()
             self._connection = self._server.call(_connected, retry=True)

@@ -44,6 +44,27 @@ def test_a_reader_that_waits_asks_once(log, redis_server):
         assert sum(one["calls"] for one in asked.values()) < 10
 
 
+def test_a_reader_that_finds_messages_by_itself_keeps_its_connection(log, redis_server):
+    with redis_server.client() as admin:
+        ends = {0: "0", 1: "0"}
+        assert waits(log, ends)
+        before = admin.info("stats")["total_connections_received"]
+        for number in range(1, 20):
+            append(log, "a", first=number - 1)
+            ends[0] = str(number)
+            assert waits(log, ends)
+        append(log, "b", partition=1, first=19)
+        assert is_woken(log, ends)
+        assert admin.info("stats")["total_connections_received"] - before <= 1
+
+
+def test_it_may_wait_for_other_partitions_any_number_of_times(log):
+    for number in range(150):
+        assert waits(log, {number % 2: "0"})
+    append(log, "a")
+    assert is_woken(log, ENDS)
+
+
 def test_a_server_that_does_not_answer_any_more_is_asked_for_the_ends(log, clock):
     assert waits(log, ENDS)
     clock(watching.BLOCK_SECONDS + watching.LATE_SECONDS)
