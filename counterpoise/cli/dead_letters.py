@@ -30,6 +30,7 @@ from counterpoise.cli.reading import TIMEOUT_SECONDS, document, messages_of, ope
 from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
+from counterpoise.flow.done_above import DoneAbove
 from counterpoise.logs import Log
 from counterpoise.logs.address import kind_of, parse_log
 from counterpoise.plain import plain_line
@@ -66,10 +67,10 @@ def list_letters(queue: str, most: int, url: str | None, as_json: bool) -> None:
     """
     from counterpoise.consumer.letters import claim_of
 
-    with _opened(queue, url) as (log, positions):
+    with _opened(queue, url) as (_, letters):
         found: list[dict[str, Any]] = []
         more = False
-        for message in messages_of(log, positions):
+        for message in letters:
             if len(found) == most:
                 more = True
                 break
@@ -168,11 +169,11 @@ def redrive(
     last: dict[int, str] = {}
     with (
         Client(url, timeout_seconds=TIMEOUT_SECONDS) as client,
-        _opened(queue, url) as (log, positions),
+        _opened(queue, url) as (log, letters),
         Origins(queue, client, to, trust) as origins,
     ):
         origin = redrive_origin(log.bounds([]).incarnation)
-        for message in messages_of(log, positions):
+        for message in letters:
             number, position = message["partition"], message["position"]
             targets[number, position] = origins.target(message)
             last[number] = position
@@ -250,13 +251,22 @@ def _report(
 
 
 @contextmanager
-def _opened(queue: str, url: str | None) -> Iterator[tuple[Log, dict[int, str | None]]]:
-    """The log of a queue, and from where on its letters wait."""
+def _opened(queue: str, url: str | None) -> Iterator[tuple[Log, Iterator[dict[str, Any]]]]:
+    """The log of a queue, and its letters that wait."""
     with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client:
         view = client.log_access(queue, "read")
-        positions = {one.partition: one.position for one in client.partitions(queue)}
+        partitions = client.partitions(queue)
+    positions = {one.partition: one.position for one in partitions}
+    done = {one.partition: DoneAbove.of_text(one.done_above) for one in partitions}
     with opened(view) as log:
-        yield log, positions
+        yield (
+            log,
+            (
+                message
+                for message in messages_of(log, positions)
+                if not done[message["partition"]].covers(int(message["position"]))
+            ),
+        )
 
 
 def _others(client: Client, queue: str) -> list[str]:

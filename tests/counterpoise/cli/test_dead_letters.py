@@ -93,6 +93,20 @@ def test_letters_go_back_once_and_as_they_were(run, service, letters):
     assert service_lag(run, "orders") == 0
 
 
+def test_a_letter_that_is_done_above_the_position_does_not_wait(run, service, letters):
+    def handle(message):
+        if message.key == "c1":
+            raise ValueError("not yet")
+
+    options = {"order": "key", "on_poison": "quarantine", "url": service.url}
+    consumer = Consumer("dead", each=handle, **options)
+    consumer.run(lambda: consumer.handled == 1)
+    assert [one["key"] for one in listed(run)] == ["c1"]
+    assert "1 letter of dead sent to orders" in run("dead-letters", "redrive", "dead").stderr
+    assert listed(run) == []
+    assert [one.key for one in consume(service, "orders", 1)] == ["c1"]
+
+
 def service_lag(run, queue):
     return json.loads(run("lag", queue, "--json").stdout)["lag"]
 
