@@ -1148,6 +1148,8 @@ class ShownMessages(Message, frozen=True):
 class PublishedMessage(Message, frozen=True):
     """A message that is in the log.
 
+    * `partition`: Where it is. With `before`: where it would go now, which is another one if the
+      partitions have changed since.
     * `before`: Whether an earlier call with the same `id` has published it.
     """
 
@@ -1162,7 +1164,8 @@ class Letter(Message, frozen=True):
     * `position`: Where the message is.
     * `next_position`: From where the partition is read then. Null without a position.
     * `to`: The queue of the letter.
-    * `letter_partition`: Where the letter is. Null in a dry run.
+    * `letter_partition`: Where the letter is; null in a dry run. If it was there before, where it
+      would go now.
     * `before`: Whether the letter was there already. Null in a dry run.
     * `key`: Null without a key.
     * `size_bytes`: The size of the value.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import codecs
+import hashlib
 import secrets
 from dataclasses import replace
 
@@ -97,11 +98,17 @@ class MessageCalls:
                 await self._queues.store.keys.record(
                     [replace(act, after={"partition": partition, "size_bytes": size_bytes})]
                 )
-        publisher = f"service-{secrets.token_hex(16)}" if id is None else id
         appended = await self._logs.append(
-            queue.log, message, publisher, queue.partition_count, partition
+            queue.log, message, _publisher_of(id), queue.partition_count, partition
         )
         return wire.PublishedMessage(appended.partition, appended.before)
+
+
+def _publisher_of(id: str | None) -> str:
+    """The publisher id of a message. No program has it, whatever the caller calls the message."""
+    if id is None:
+        return f"service-{secrets.token_hex(16)}"
+    return f"service-{hashlib.sha256(id.encode()).hexdigest()}"
 
 
 def _check_partition(queue: wire.Queue, message: Message, partition: int) -> None:

@@ -181,6 +181,17 @@ def test_a_message_that_is_published_again_under_its_id_is_there_once(
     assert sum(one["lag"] for one in api.get("/queues/q/partitions").json()["items"]) == 2
 
 
+def test_an_id_is_not_the_publisher_id_of_a_program(api: httpx.Client, service: Service) -> None:
+    create_queue(api, "q", 1)
+    with Publisher("q", url=service.url, publisher_id="etl") as program:
+        program.publish(b"1")
+    longest = "e" * 200
+    for id in ("etl", longest, "job"):
+        assert not publish(api, "q", value="x", id=id)["before"]
+    with Publisher("q", url=service.url, publisher_id="job") as program:
+        assert program.next_sequence == 0
+
+
 def test_what_cannot_be_published_is_refused_with_its_reason(
     refusing: httpx.Client,
 ) -> None:
