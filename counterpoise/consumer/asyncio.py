@@ -209,7 +209,9 @@ class AsyncConsumer(BaseConsumer):
             raise RuntimeError("in a handler call stop(now=True): close() waits for the handler")
         self.stop(now=True)
         iteration, by = self._iteration(), self._iterating
-        if iteration is not None and (by is None or by.done() or by is asyncio.current_task()):
+        # One that waits for a message ends by itself.
+        in_body = by is not None and not by.done() and by is not asyncio.current_task()
+        if iteration is not None and not iteration.ag_running and not in_body:
             await iteration.aclose()
         if self._begun:
             await self._ended.wait()

@@ -417,6 +417,19 @@ async def test_a_loop_that_waits_for_a_message_can_be_cancelled(one_partition):
     assert one_partition.flows == []
 
 
+async def test_a_loop_that_waits_for_its_first_message_can_be_closed(one_partition):
+    async def loop(consumer):
+        async for _ in consumer:
+            raise AssertionError
+
+    consumer = one_partition.consumer()
+    running = asyncio.create_task(loop(consumer))
+    await one_partition.until(lambda: consumer.flow.partitions)
+    await consumer.close()
+    assert one_partition.flows == []
+    assert await ended(running) is None
+
+
 @pytest.mark.parametrize("steps", range(6))
 async def test_cancelled_as_it_begins_it_leaves_nothing_behind(orders, steps):
     orders.publish(5)
