@@ -38,7 +38,7 @@ from counterpoise.client import Client
 from counterpoise.consumer.letters import Origin, headers, letter_id
 from counterpoise.consumer.message import Failure, Message
 from counterpoise.errors import CounterpoiseError, reached_before
-from counterpoise.logs.address import parse_log
+from counterpoise.logs.address import kind_of, parse_log
 from counterpoise.options import check_seconds
 from counterpoise.publisher import Publisher, PublisherIdInUse
 from counterpoise.reading import checked_token
@@ -62,18 +62,24 @@ class QueueAt(NamedTuple):
 
 def refuse_same(message: str, target: QueueAt, source: QueueAt) -> None:
     """Raise WrongQueue with this message if what goes into `target` is read from `source`: they are
-    one queue, or two with a log in common.
+    one queue, whatever the address of its service, or two with a log in common.
 
     Raises QueueNotFound if there is no target, and other errors of the service.
     """
-    logs = _logs(target)
-    if target.url == source.url and not logs.isdisjoint(_logs(source)):
+    names = _names(target)
+    if not names.isdisjoint(_names(source)):
         raise WrongQueue(message)
 
 
-def _logs(place: QueueAt) -> Set[str]:
+def _names(place: QueueAt) -> Set[tuple[str, str]]:
+    """The queue and its logs; built-in logs are those of their service."""
     with Client(place.url, token=place.token) as client:
-        return {*parse_log(client.queue(place.queue).log).parts}
+        queue = client.queue(place.queue)
+    logs = parse_log(queue.log).parts
+    return {
+        ("queue", queue.id),
+        *((client.url if kind_of(log) == "builtin" else "log", log) for log in logs),
+    }
 
 
 def _check_place(url: str | None, token: str | None) -> None:

@@ -268,9 +268,15 @@ def test_a_letter_that_another_consumer_stores_at_the_same_time_is_stored(
 
 
 def test_a_queue_for_dead_letters_is_looked_for_before_anything_is_handled(service, client):
-    for target, error in (("dead", QueueNotFound), ("flights", WrongQueue)):
+    elsewhere = service.url.replace("127.0.0.1", "localhost")
+    for policy, error in (
+        (DeadLetter("dead"), QueueNotFound),
+        (DeadLetter("flights"), WrongQueue),
+        (DeadLetter("flights", url=f"{service.url}/"), WrongQueue),
+        (DeadLetter("flights", url=elsewhere), WrongQueue),
+    ):
         with pytest.raises(error):
-            Consumer("flights", print, url=service.url, on_poison=DeadLetter(target)).run()
+            Consumer("flights", print, url=service.url, on_poison=policy).run()
     assert client.flows("flights") == []
 
 
