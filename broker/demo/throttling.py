@@ -25,10 +25,10 @@ from counterpoise.logs.ranges import HashRange
 from counterpoise.publisher import Publisher
 
 # The time of two applications at full rate for all flights.
-THROTTLED_SECONDS = 75.0
+THROTTLED_SECONDS = 60.0
 APPLICATIONS = 2
 # How long a micro-batch takes at full rate: the rhythm of the demo.
-BATCH_SECONDS = 0.8
+BATCH_SECONDS = 1.0
 LEAD_SECONDS = 4.0
 # After this fraction of the flights, the applications slow down.
 SLOW_FROM = 0.45
