@@ -326,7 +326,7 @@ class Worker:
                 if self._must_wait(lane, message.key, message.position):
                     pause = yield from self._set_aside(lane, message)
                     if pause is None:
-                        lane.grant.done, done = chunk.end, 1
+                        lane.failure, lane.grant.done, done = None, chunk.end, 1
                     else:
                         not_before = pause
                     return

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from counterpoise.consumer import opening, poison, retry_queue
-from counterpoise.consumer.lanes import Due, Piece
+from counterpoise.consumer.lanes import Chunk, Due, Piece
+from counterpoise.consumer.message import Failure
 from counterpoise.consumer.poison import Retry
 from counterpoise.consumer.redelivery import Redelivery
 from counterpoise.consumer.retry_queue import Keeper, Records, RetryQueue
@@ -15,6 +16,7 @@ from counterpoise.consumer.work import Worker
 from counterpoise.errors import Forbidden
 from counterpoise.flow.view import Owned
 from counterpoise.logs import LogAccessRefused, LogNotFound, LogUnavailable, PositionTrimmed
+from counterpoise.logs.rows import Columns, Rows
 from counterpoise.waking import Waking
 from tests.counterpoise.consumer.test_lanes import View, fill, make
 from tests.counterpoise.consumer.test_retry_queue import ORIGIN, compare, one_of, row, told
@@ -134,7 +136,7 @@ def test_an_error_in_the_table_leaves_nothing_in_flight(monkeypatch):
 # ------------------------------------------------------------------ a worker
 
 
-def worker_of(lanes, each, write):
+def worker_of(lanes, each, write, **handler):
     halted: list[BaseException] = []
     watchdog: Any = SimpleNamespace(activity=SimpleNamespace, may_work=lambda: True)
     rules: Any = SimpleNamespace(
@@ -144,7 +146,7 @@ def worker_of(lanes, each, write):
         retries=SimpleNamespace(write=write),
         halt=halted.append,
     )
-    return Worker(lanes, watchdog, rules, each=each), halted
+    return Worker(lanes, watchdog, rules, **(handler or {"each": each})), halted
 
 
 def due_now(view, *found):
@@ -175,6 +177,23 @@ def test_a_message_is_set_aside_only_while_its_partition_is_owned():
     worker, halted = worker_of(lanes, failing, write)
     worker.turn(0)
     assert (may_write, lane.position, halted) == ([True, False], "0", [])
+
+
+def test_what_is_set_aside_amid_batches_leaves_its_failure_to_no_other_message():
+    """It has failed, and its key came to wait before it was tried again."""
+    lanes, lane = loaded(View(0), one_of("5", key="k"))
+    rows = Rows(Columns(0, range(9, 11), [0, 0], [b"k", b"l"], [b"v", b"v"], [None, None]))
+    lanes.add(lane, "0", [Chunk(rows, "11")], "11", more=False)
+    lane.failure = Failure("9", 1, ValueError())
+    written = []
+    worker, halted = worker_of(
+        lanes,
+        None,
+        lambda _, one, *__: written.append((one.place.position, one.attempts)),
+        handle=failing,
+    )
+    worker.turn(0)
+    assert (written, lane.position, lane.failure, halted) == ([("9", 0)], "10", None, [])
 
 
 def test_a_retry_log_that_is_missing_now_ends_no_consumer():
@@ -215,6 +234,8 @@ def test_nothing_more_is_tried_of_a_partition_that_is_lost():
 class Service:
     """Stands in for `Client`: the calls that it got."""
 
+    url = "http://127.0.0.1"
+
     def __init__(self):
         self.calls: list[tuple[Any, ...]] = []
         self.logs: dict[str, str] = {}
@@ -233,7 +254,7 @@ class Service:
         return []
 
     def queue(self, name):
-        return SimpleNamespace(log=self.logs[name])
+        return SimpleNamespace(id=name, log=self.logs[name])
 
 
 @pytest.fixture
