@@ -292,7 +292,7 @@ class Departures:
         If only some have left, the others leave first.
         """
         left = {path.parent for path in self._home.glob("*/left.json")}
-        new, self._seen = left - self._seen, left
+        new = left - self._seen
         if not new:
             return
         for query, directories in self._queries():
@@ -306,6 +306,9 @@ class Departures:
                 query.stop()
             else:
                 threading.Thread(target=_leave_others, args=(query,), daemon=True).start()
+            # If another query cannot be asked, the next look comes back to that one alone.
+            self._seen |= directories & left
+        self._seen = left
 
     def _queries(self) -> Iterator[tuple[StreamingQuery, set[Path]]]:
         """The running queries with Counterpoise sources, and the directories of these."""

@@ -6,12 +6,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from counterpoise.spark.channel.channel import Channel
-from counterpoise.spark.driver import draining
+from counterpoise.spark.driver import draining, driver
 from counterpoise.spark.driver.draining import DrainTimedOut, drain, drain_on_sigterm
 from counterpoise.spark.errors import Unsupported
 from tests.log_support import until
@@ -32,6 +33,8 @@ class Query:
     def say(self, status: str, partitions: dict[str, Any]) -> None:
         view = {"queue": "flights", "status": status, "partitions": partitions, "inFlight": [3]}
         self.channel.put("view", {**view, "report": {"lastError": ""}})
+
+    name, id = "flights", "1"
 
     def stop(self) -> None:
         self.isActive = False
@@ -208,3 +211,28 @@ def test_a_second_signal_ends_it_at_once(query: Query, signalled: signal.Signals
         get_signals(signalled, signalled)
     assert end.value.code == 128 + signalled
     assert query.stopped.wait(240)
+
+
+# ------------------------------------------------------------------ drained by an administrator
+
+
+def test_a_query_that_could_not_be_stopped_is_stopped_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one ended at that moment, and Spark said so by an error."""
+    monkeypatch.setattr(driver, "channels_of", lambda query: query.channels)
+    one, two = queries = Query(tmp_path, "one"), Query(tmp_path, "two")
+    for query in queries:
+        query.channel.put("left", {})
+
+    def fails() -> None:
+        one.stop = lambda: None  # type: ignore[method-assign]
+        raise OSError("the JVM does not answer")
+
+    one.stop = fails  # type: ignore[method-assign]
+    spark: Any = SimpleNamespace(streams=SimpleNamespace(active=queries))
+    departures = driver.Departures(spark, tmp_path)
+    with pytest.raises(OSError, match="does not answer"):
+        departures.look()
+    departures.look()
+    assert two.stopped.is_set()
