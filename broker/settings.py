@@ -125,7 +125,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Callers without a key may still do everything, although there are keys: for the time in which
     keys are handed out.
     """
-    audit_days: Annotated[float, Meta(gt=0)] = 90.0
+    audit_days: Annotated[float, Meta(gt=0, le=36_500)] = 90.0
     """How long the audit of administrative calls is kept, and keys after their end."""
     request_limit_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 2**20
     """The largest request body."""
@@ -153,7 +153,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Event streams of one flow's view that may be open."""
     address_streams: Annotated[int, Meta(ge=1)] = 1000
     """Event streams of all callers of one address that may be open."""
-    history_days: Annotated[float, Meta(gt=0)] = 7.0
+    history_days: Annotated[float, Meta(gt=0, le=36_500)] = 7.0
     """How long the history of rebalances and changes is kept."""
     shutdown_seconds: Annotated[float, Meta(ge=0, le=300)] = 5.0
     """How long requests may take to end at shutdown."""
@@ -318,7 +318,8 @@ def _expected(kind: inspect.Type) -> str:
         case inspect.IntType() | inspect.FloatType():
             noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
             if kind.gt is not None:
-                return f"{noun} above {kind.gt:g}"
+                most = "" if kind.le is None else f" and at most {kind.le:,}"
+                return f"{noun} above {kind.gt:g}{most}"
             if kind.le is None:
                 return f"{noun} of {kind.ge:g} at least"
             return f"{noun} from {kind.ge:,} to {kind.le:,}"

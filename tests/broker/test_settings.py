@@ -149,7 +149,8 @@ def test_an_error_names_the_source_of_the_setting(monkeypatch: pytest.MonkeyPatc
     [
         ("port", "70000", "a whole number from 0 to 65,535"),
         ("key_moves", "0", "a whole number of 1 at least"),
-        ("audit_days", "0", "a number above 0"),
+        ("audit_days", "0", "a number above 0 and at most 36,500"),
+        ("history_days", "inf", "a number above 0 and at most 36,500"),
         ("shutdown_seconds", "nan", "a number from 0 to 300"),
         ("insecure", "perhaps", "true or false"),
         ("log_level", "loud", "debug, error, info or warning"),
