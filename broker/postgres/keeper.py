@@ -109,17 +109,22 @@ class PostgresKeeper:
             server = self._postgres.pid
             if server is None:
                 continue
-            with subprocess.Popen(
-                [sys.executable, "-I", "-S", logins.__file__, str(server)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                # Ctrl-C in a terminal is for the service.
-                start_new_session=True,
-            ) as self._bounding:
+            try:
+                bounding = subprocess.Popen(
+                    [sys.executable, "-I", "-S", logins.__file__, str(server)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    # Ctrl-C in a terminal is for the service.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                _log.error("logins to Postgres are not bounded yet", error=str(error))
+                continue
+            with bounding as self._bounding:
                 if self._stopping.is_set():
-                    self._bounding.terminate()
-                _report(self._bounding)
+                    bounding.terminate()
+                _report(bounding)
 
 
 def _report(bounding: subprocess.Popen[bytes]) -> None:

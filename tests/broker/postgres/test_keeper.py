@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -141,3 +144,15 @@ def test_it_waits_for_its_port_when_another_program_has_taken_it(
         assert (tmp_path / "port").read_text().strip() == str(urlsplit(url).port)
         other.close()
         eventually(lambda: started_at(url))
+
+
+def test_a_machine_that_starts_no_program_now_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For the bound of logins; it may be out of processes or files for a moment."""
+    monkeypatch.setattr("broker.postgres.keeper.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "executable", "/none")
+    postgres: Any = SimpleNamespace(pid=1, poll=lambda: None, bound_log=lambda: None)
+    with structlog.testing.capture_logs() as logs, PostgresKeeper(postgres, ""):
+        eventually(lambda: len(logs) > 1)
+    assert {line["event"] for line in logs} == {"logins to Postgres are not bounded yet"}
