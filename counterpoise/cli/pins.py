@@ -51,7 +51,10 @@ def pin_partitions(
     with Client(url) as client:
         if dry_run:
             show_previews(
-                [client.pin_partition(queue, n, client_name, dry_run=True) for n in partitions],
+                [
+                    client.pin_partition(queue, number, client_name, reason, dry_run=True)
+                    for number in partitions
+                ],
                 as_json,
             )
             return

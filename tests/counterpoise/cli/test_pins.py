@@ -33,3 +33,5 @@ def test_partitions_are_pinned_and_unpinned(client: Client, run: Any) -> None:
 def test_the_service_refuses_what_cannot_be(client: Client, run: Any) -> None:
     assert "Partition 9" in run("queues", "pin", "flights", "etl", "-p", "9", code=1).output
     assert "--partition" in run("queues", "pin", "flights", "etl", code=2).output
+    too_long = ("queues", "pin", "flights", "etl", "-p", "0", "--reason", "r" * 201)
+    assert run(*too_long, "--dry-run", code=1).output == run(*too_long, code=1).output
