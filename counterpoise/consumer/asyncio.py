@@ -63,6 +63,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
+from types import AsyncGeneratorType
 from typing import Any, Self
 
 from counterpoise.consumer.base import LEAVE_SECONDS, WAIT_SECONDS, BaseConsumer, F, OnQuarantined
@@ -209,9 +210,10 @@ class AsyncConsumer(BaseConsumer):
             raise RuntimeError("in a handler call stop(now=True): close() waits for the handler")
         self.stop(now=True)
         iteration, by = self._iteration(), self._iterating
-        # One that waits for a message ends by itself.
         in_body = by is not None and not by.done() and by is not asyncio.current_task()
-        if iteration is not None and not iteration.ag_running and not in_body:
+        # One that waits for a message ends by itself.
+        waits = isinstance(iteration, AsyncGeneratorType) and iteration.ag_running
+        if iteration is not None and not waits and not in_body:
             await iteration.aclose()
         if self._begun:
             await self._ended.wait()
