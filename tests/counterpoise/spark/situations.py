@@ -16,7 +16,7 @@ import pyspark
 from counterpoise.client import Client
 from counterpoise.spark.version import has_read_limits
 from tests.counterpoise.spark.application import Sink, text
-from tests.counterpoise.spark.sink.application import FencedApplication
+from tests.counterpoise.spark.sink.application import FencedApplication, started_at
 from tests.counterpoise.spark.stage import KEYS
 from tests.counterpoise.spark.starting import started
 
@@ -108,8 +108,7 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
         finally:
             batch.unpersist()
 
-    writer = numbers.writeStream.foreachBatch(write)
-    query = started(writer.option("checkpointLocation", str(home / "checkpoint")))
+    query = started_at(home, numbers.writeStream.foreachBatch(write), queues=2)
     if not settings["ends_driver"]:
         control.run(query)
         return

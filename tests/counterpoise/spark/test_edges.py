@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from counterpoise.client import Client
+from counterpoise.flow import Flow
 from counterpoise.logs import MAX_MESSAGE_BYTES
 from counterpoise.publisher import Publisher
-from tests.counterpoise.spark.queries import QueryStage
+from tests.counterpoise.spark.queries import QueryStage, publish
 from tests.counterpoise.spark.waiting import until
 from tests.service import Service
 
@@ -48,6 +51,39 @@ def test_the_largest_messages_arrive_whole(stage: QueryStage) -> None:
     stage.started(stage.messages().writeStream.foreachBatch(sink))
     until(stage.all_committed, "all is committed")
     assert seen == [(size, number) for number, size in enumerate(sizes)]
+
+
+def test_a_micro_batch_takes_many_leases(stage: QueryStage) -> None:
+    """As with a sink that takes a minute: its partitions wait for it, and are handed over once."""
+    stage.client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600)
+    publish(stage.service, "flights", 40)
+    stage.published = 40
+    held, goes_on = Event(), Event()
+    seen: Counter[bytes] = Counter()
+
+    def sink(batch: Any, _: int) -> None:
+        seen.update(bytes(row["value"]) for row in batch.select("value").collect())
+        held.set()
+        goes_on.wait(400)
+
+    query = stage.started(stage.messages(leaseSeconds="1").writeStream.foreachBatch(sink))
+    until(held.is_set, "a micro-batch in the sink")
+    (bound,) = stage.client.flows("flights")
+    ten_leases_later = bound.lease_expires_at + timedelta(seconds=10)
+
+    def renewed() -> bool:
+        expires_at = {one.flow_id: one.lease_expires_at for one in stage.client.flows("flights")}
+        return expires_at[bound.flow_id] > ten_leases_later
+
+    with Flow("flights", url=stage.service.url) as newcomer:
+        until(renewed, "it has renewed its lease")
+        assert not newcomer.partitions
+        goes_on.set()
+        until(lambda: len(newcomer.partitions) == 2, "its share of the partitions")
+        assert {one.handed_over for one in newcomer.partitions.values()} == {"graceful"}
+    until(stage.all_committed, "all is committed")
+    assert seen == Counter(b"v%d" % number for number in range(40))
+    assert query.exception() is None
 
 
 def test_a_thousand_partitions_on_two_cores(stage: QueryStage) -> None:

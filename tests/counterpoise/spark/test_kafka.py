@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Producer
 
 from broker.demo.mock_kafka import MockKafka
 from counterpoise.client import Client
 from counterpoise.publisher import Publisher
+from tests.counterpoise.spark.queries import start
 from tests.counterpoise.spark.starting import started
 from tests.kafka_server import kafka
 from tests.log_support import until
@@ -97,3 +99,28 @@ def test_a_query_reads_a_topic_in_order_goes_on_after_a_restart_and_shows_no_sec
 
     batch = spark.read.format("counterpoise").options(url=service.url, queue="flights").load()
     assert batch.count() == MESSAGES + 200
+
+
+def test_messages_of_others_may_be_larger_than_ours(
+    spark: SparkSession, service: Service, client: Client, kafka: MockKafka, tmp_path: Path
+) -> None:
+    large = 20 * 1000 * 1000
+    sent = {bytes([number]): large + number for number in range(4)}
+    topic = client.queue("flights").log.rpartition("/")[2]
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "message.max.bytes": large + 2**20})
+    for number, (byte, size) in enumerate(sent.items()):
+        producer.produce(topic, byte * size, partition=number)
+    assert producer.flush(60) == 0
+    seen: dict[bytes, int] = {}
+
+    def take(batch: DataFrame, _: int) -> None:
+        rows = batch.selectExpr("length(value) size", "substring(value, -1, 1) last").collect()
+        seen.update({bytes(row["last"]): row["size"] for row in rows})
+
+    query = start(spark, take, tmp_path / "checkpoint", url=service.url, queue="flights")
+    try:
+        until(lambda: not query.isActive or committed(client) == len(sent))
+        assert query.exception() is None
+    finally:
+        query.stop()
+    assert seen == sent

@@ -191,15 +191,19 @@ def test_what_every_sink_has_in_every_situation(stage: Everything) -> None:
     assert stage.repeated() == replayed
     check_replayed(before, one.rows()[len(before) :])
     assert "skipped" not in one.said()
-    # A crash between its sinks: the other one reads what was not committed.
+    # Frozen between its sinks: the other one reads what was not committed. Then it wakes, too late.
     one.hold("amid")
     stage.publish(3 * KEYS)
     until(one.held, "the first sink has written, and the others have not")
-    one.kill()
+    one.stop_its_source()
     stage.unbind("one")
     until(lambda: set(stage.owners_of(FIXED)) == {"two"}, "the other takes over")
     stage.until_done()
     assert stage.repeated() == replayed
+    one.go_on()
+    until(lambda: "has a new owner, which has written already" in one.said(), "a fence says so")
+    one.continue_its_source()
+    one.unbound_from_outside()
     # The end of the hour, in all partitions.
     counted = stage.published
     stage.publish(3 * KEYS, NOON + timedelta(days=1))

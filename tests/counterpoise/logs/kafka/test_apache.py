@@ -21,6 +21,7 @@ from counterpoise.logs.kafka.appender import _batch_bytes, _encoded, append_head
 from counterpoise.logs.kafka.cluster import Topic
 from counterpoise.publisher import Publisher
 from tests.counterpoise.log_access import client_of
+from tests.counterpoise.logs.test_contract_watching import is_woken, rest_of
 from tests.kafka_server import CERTIFICATE, PASSWORD, USER
 from tests.log_support import append, texts
 from tests.service import eventually
@@ -28,6 +29,8 @@ from tests.service import eventually
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("kafka")]
 
 NOW = datetime.now(UTC).replace(microsecond=0)
+# More than a log takes from us.
+TWENTY_MB = 20 * 1000 * 1000
 
 
 @pytest.fixture
@@ -62,7 +65,9 @@ def configured(apache_kafka, **config):
 
 def send(apache_kafka, topic, *values, **record):
     """Publish as another program would."""
-    producer = Producer({"bootstrap.servers": apache_kafka.bootstrap})
+    producer = Producer(
+        {"bootstrap.servers": apache_kafka.bootstrap, "message.max.bytes": TWENTY_MB + 2**20}
+    )
     for value in values:
         producer.produce(topic, value, **record)
     assert producer.flush(30) == 0
@@ -212,6 +217,22 @@ def test_the_largest_message_goes_through_if_the_topic_takes_it(apache_kafka, op
     large = bytes(range(256)) * (16 * 1024 * 4 - 4)
     publish(log, [b"small", large, b"small"])
     assert [row["value"] for row in rows(log)] == [b"small", large, b"small"]
+
+
+def test_messages_of_others_may_be_larger_than_ours(apache_kafka, opened):
+    """Nothing limits what is read: neither a range, nor a reader that waits, nor an age."""
+    log = opened(configured(apache_kafka, max_message_bytes=TWENTY_MB + 2**20))
+    large = [bytes([number]) * (TWENTY_MB + number) for number in range(3)]
+    send(apache_kafka, log.name, large[0])
+    assert [row["value"] for row in rows(log)] == large[:1]
+    assert rest_of(log, {0: "1"}).seconds > 0
+    send(apache_kafka, log.name, *large[1:], b"small")
+    assert is_woken(log, {0: "1"})
+    eventually(lambda: log.bounds([0]).ends == {0: "4"})
+    assert [row["value"] for row in rows(log)] == [*large, b"small"]
+    found = log.rows(0, "1", "4", max_messages=10, max_bytes=1000)
+    assert [row["value"] for some in found for row in some.to_pylist()] == large[1:2]
+    assert log.ages({0: "2"})[0] >= 0
 
 
 def test_a_message_that_is_too_large_for_the_topic_is_the_publishers_error(topic, opened):

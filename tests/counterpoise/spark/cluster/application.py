@@ -65,12 +65,16 @@ class WithFile(Application):
         # The source's own process runs on the driver's machine, not on an executor's.
         return replace(
             cluster,
-            environment={**cluster.environment, "PYTHONPATH": self._file},
+            environment={
+                **cluster.environment,
+                "PYTHONPATH": self._file,
+                "PYSPARK_SUBMIT_ARGS": f"--py-files {self._file} pyspark-shell",
+            },
             config={"spark__executorEnv__PYTHONPATH": ""},
         )
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"does": Application.module, "py_file": self._file}
+        return super().settings() | {"does": Application.module}
 
 
 class WithEnvironment(StatefulApplication):
@@ -106,11 +110,6 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
     """The application itself."""
     from pyspark.cloudpickle import register_pickle_by_value
 
-    from counterpoise.spark import register
-
-    if "py_file" in settings:
-        spark.sparkContext.addPyFile(settings["py_file"])
-        register(spark)  # with the shipped package
     found = spark.sparkContext.parallelize(range(4), 4).mapPartitions(where_it_is).collect()
     Path(settings["home"], "executors").write_text(json.dumps(found))
     # The driver ends with this job. The executors have no module of the tests.

@@ -50,6 +50,6 @@ def bare_python(directory: Path) -> Path:
 
 
 def zipped_package(directory: Path) -> Path:
-    """The package as a file for `addPyFile`."""
+    """The package as a file for `--py-files`."""
     name = str(directory / "counterpoise")
     return Path(shutil.make_archive(name, "zip", PACKAGE.parent, PACKAGE.name))

@@ -32,6 +32,7 @@ from tests.processes import find, kill_family, running
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from counterpoise.spark.sink.lake import LakeTable
     from tests.counterpoise.spark.jobs.program import Control
@@ -65,12 +66,18 @@ class FencedApplication(Application):
         return _is_at(text(self.home / "held"), text(self.home / "hold"))
 
     def stop_its_source(self) -> None:
-        """SIGSTOP to the process of its source: it plans nothing and tells the service nothing."""
-        os.kill(int(text(self.home / "source")), signal.SIGSTOP)
+        """SIGSTOP to the process of its source (of each, with several queues): it plans nothing and
+        tells the service nothing.
+        """
+        self._signal_its_source(signal.SIGSTOP)
 
     def continue_its_source(self) -> None:
         """SIGCONT to it."""
-        os.kill(int(text(self.home / "source")), signal.SIGCONT)
+        self._signal_its_source(signal.SIGCONT)
+
+    def _signal_its_source(self, number: signal.Signals) -> None:
+        for pid in text(self.home / "source").split():
+            os.kill(int(pid), number)
 
     def kill_executor(self, partition: int) -> None:
         """SIGKILL to the executor that wrote this partition last, and to its Python workers."""
@@ -235,8 +242,6 @@ def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> N
 
 def start(spark: SparkSession, settings: Mapping[str, Any]) -> StreamingQuery:
     """The query of one application."""
-    from tests.counterpoise.spark.jobs.program import source_processes
-
     home = Path(settings["home"])
     sink = fenced_sink(home, settings["name"], settings["results"])
 
@@ -247,14 +252,16 @@ def start(spark: SparkSession, settings: Mapping[str, Any]) -> StreamingQuery:
 
     # Keys that end in 3 are filtered out: whole ranges of them leave no row.
     messages = spark.readStream.format("counterpoise").options(**settings["options"]).load()
+    return started_at(home, messages.where("not key like '%3'").writeStream.foreachBatch(write))
+
+
+def started_at(home: Path, writer: DataStreamWriter, queues: int = 1) -> StreamingQuery:
+    """Start it with a checkpoint in `home`, and note there which processes are its sources."""
+    from tests.counterpoise.spark.jobs.program import source_processes
+
     others = source_processes()
-    query = started(
-        messages.where("not key like '%3'")
-        .writeStream.foreachBatch(write)
-        .option("checkpointLocation", str(home / "checkpoint"))
-    )
+    query = started(writer.option("checkpointLocation", str(home / "checkpoint")))
     # On a slow machine Spark gives the first one up, and starts another (`worker_starts`).
-    until(lambda: len(source_processes() - others) == 1, "the query has one source's process")
-    (source,) = source_processes() - others
-    (home / "source").write_text(str(source))
+    until(lambda: len(source_processes() - others) == queues, "each source has one process")
+    (home / "source").write_text(" ".join(map(str, source_processes() - others)))
     return query
