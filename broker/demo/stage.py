@@ -43,7 +43,7 @@ MAX_HANDOFF_SECONDS = 60.0
 LEASE_SECONDS = 30.0
 # Of what is to be killed: its partitions wait for so long.
 SHORT_LEASE_SECONDS = 4.0
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.4
 WAIT_SECONDS = 300.0
 GRACE_SECONDS = 150.0
 # How long the service may fail to answer before the demo gives up.

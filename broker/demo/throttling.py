@@ -39,7 +39,7 @@ SLOWEST = 0.05
 RUSH_SHARE = 0.75
 
 CHUNK_MESSAGES = 1000
-CHECK_SECONDS = 0.05
+CHECK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 MASTER = "local[1]"
+# Spark's classes are those of its wheel: to verify each of them takes two seconds of a processor.
+JAVA_OPTIONS = (
+    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
@@ -92,7 +97,7 @@ def session(name: str, directory: Path) -> "SparkSession":
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "512m")
-        .config("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
         .config("spark.local.dir", str(directory))
         .config("spark.log.level", "WARN")
         .config("spark.sql.session.timeZone", "UTC")
