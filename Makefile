@@ -79,6 +79,9 @@ $(CLASSES): | layer-test
 	@echo "==> $@: the classes of Spark (once, a minute)"
 	@$(BIN)/python -m tests.counterpoise.spark.archive
 
+.PHONY: classes
+classes: layer-test $(CLASSES) ## an archive of Spark's classes, with which the long tests start it
+
 # Apache Kafka and all that it needs, in .venv/kafka. Maven's own settings choose the repository.
 KAFKA := $(VENV)/kafka/.installed
 $(KAFKA): tests/kafka.pom.xml | layer-test
