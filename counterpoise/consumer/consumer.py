@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, GeneratorType
 from typing import Protocol, Self
 
 from counterpoise.consumer.base import WAIT_SECONDS, BaseConsumer, OnQuarantined
@@ -107,8 +107,10 @@ class Consumer(BaseConsumer):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop(now=True)
         iteration = self._iteration()
-        if iteration is not None:
+        # One in which another thread waits for a message ends by itself.
+        if isinstance(iteration, GeneratorType) and not iteration.gi_running:
             iteration.close()
 
     # -------------------------------------------------------------- workers

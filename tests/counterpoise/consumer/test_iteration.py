@@ -1,9 +1,12 @@
 """Iteration: which messages count as handled, and how a loop ends."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from counterpoise.consumer import Consumer, DeadLetter, Message
 from tests.counterpoise.consumer.conftest import positions
+from tests.service import eventually
 
 
 def consume(service, count, **options):
@@ -71,6 +74,15 @@ def test_a_with_block_ends_a_loop_that_something_keeps_alive(service, client, pu
         assert len(client.flows("flights")) == 1
     assert client.flows("flights") == []
     assert len(consume(service, 4)) == 4
+
+
+def test_a_with_block_ends_a_loop_in_which_another_thread_waits(service, client):
+    with ThreadPoolExecutor(1) as pool:
+        with Consumer("flights", url=service.url) as consumer:
+            seen = pool.submit(list, consumer)
+            eventually(lambda: client.flows("flights"))
+        assert seen.result(60) == []
+    assert client.flows("flights") == []
 
 
 def test_options_that_iteration_does_not_support_are_refused(service):
