@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from broker.core import commands as c
 from broker.core import records as r
 from tests.broker.core.world import World
 
@@ -200,6 +201,19 @@ def test_while_the_handoffs_of_a_pair_end_the_next_flow_waits_for_its_own() -> N
     assert orders.successor(2) == orders.successor(3) == "D"
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_while_a_drain_ends_what_comes_waits_for_a_pair(together: bool) -> None:
+    orders = World.owning({"A": [0, 1], "B": [2, 3]})
+    orders.drain("A")
+    orders.advance(5)
+    assert (orders.status, orders.queue.holddown_until) == ("Rebalancing", None)
+    if together:
+        orders.do(c.BindTogether(tuple(c.Bind(name, name, name, 10.0) for name in "CD")))
+    else:
+        orders.bind("C")
+    assert orders.queue.holddown_until == 10.0
+
+
 def test_in_a_rebalance_of_others_a_flow_joins_at_once_as_ever() -> None:
     orders = World.owning({"A": [0, 1, 2, 3]}, max_handoff_time=60)
     orders.bind("B")
@@ -233,13 +247,19 @@ def test_what_a_crash_leaves_amid_a_deploy_is_granted_at_once() -> None:
     assert orders.unassigned() == []
 
 
-def test_rebalance_now_ends_the_wait_for_pairs() -> None:
+@pytest.mark.parametrize(
+    "change", [{}, {"partition_count": 5}, {"access_type": "exclusive"}], ids=str
+)
+def test_what_rebalances_at_once_ends_the_wait_for_pairs(change: dict[str, Any]) -> None:
     orders = World.owning({"A": [0, 1], "B": [2, 3]})
     orders.drain("A")
     orders.drain("B")
     orders.bind("C")
     assert set(orders.on_their_way()) == {0, 1}
-    orders.rebalance_now()
+    if change:
+        orders.change(**change)
+    else:
+        orders.rebalance_now()
     assert set(orders.on_their_way()) == {0, 1, 2, 3}
     assert orders.queue.holddown_until is None
 

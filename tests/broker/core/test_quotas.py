@@ -7,6 +7,7 @@ import pytest
 
 from broker.core import commands as c
 from broker.core import records as r
+from broker.core.budget import held_until
 from broker.core.draft import Decision
 from broker.core.errors import TooManyFlows
 from tests.broker.core.world import World
@@ -192,6 +193,17 @@ class TestHeldBack:
         orders.advance(60)
         assert held(orders) == ["X"]
         assert (orders.owners(), orders.status) == ({**before, "X": []}, status)
+
+    def test_a_loop_that_only_ends_drains_does_not_wait_for_it(self) -> None:
+        orders = spent()
+        orders.drain("A")
+        orders.advance(5)
+        joins(orders, "X")
+        assert held(orders) == ["X"]
+        assert (orders.status, orders.queue.holddown_until) == ("Rebalancing", None)
+
+    def test_just_enough_room_is_room(self) -> None:
+        assert held_until(MOST - 3, MOST, 3, 0, 0.0) is None
 
     def test_it_joins_when_there_is_room(self) -> None:
         orders = spent()
