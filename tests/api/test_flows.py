@@ -109,14 +109,6 @@ def test_what_is_done_above_a_position_is_for_its_owner_and_the_next(api: httpx.
     assert "done_above" not in shown
 
 
-def test_a_partition_is_named_once(api: httpx.Client) -> None:
-    create_queue(api, "q", 1)
-    consumer = bind(api, "q")
-    consumer.until("owned", 0)
-    item = consumer.item(0, position="5")
-    problem(consumer.call("commit", {"partitions": [item, item]}), 422, "invalid")
-
-
 def test_a_graceful_handoff(api: httpx.Client) -> None:
     create_queue(api, "q", 2, max_handoff_time=600)
     first = bind(api, "q")

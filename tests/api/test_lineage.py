@@ -58,6 +58,16 @@ def long_key(number: int) -> str:
     return f'{number:04}{{"\\]}}'.ljust(200, "x")
 
 
+def test_a_queue_on_the_same_log_knows_at_once_what_a_split_begins(api: httpx.Client) -> None:
+    create_queue(api, "flights", 1, partitioning="dynamic")
+    copy = {"name": "copy", "log": "builtin:flights", "partitioning": "dynamic"}
+    problem(api.post("/queues", json={**copy, "partition_count": 1}), 422, "invalid")
+    assert api.post("/queues", json=copy).status_code == 201
+    assert api.post("/queues/flights/partitions/0/split", json={}).status_code == 200
+    items = api.get("/queues/copy/lineage").json()["items"]
+    assert [one["state"] for one in items] == ["unassigned", "waiting", "waiting"]
+
+
 def test_an_item_names_at_most_a_thousand_children(api: httpx.Client) -> None:
     flow = tokens(api, "root")
     children = [{"key": f"token-{n}", "parents": ["root"]} for n in range(1001)]

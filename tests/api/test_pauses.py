@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -118,15 +117,6 @@ def test_partitions_that_nobody_reads_are_refused(api: httpx.Client) -> None:
         problem(answer, 422, "invalid")
         assert "Partition 7" in answer.json()["detail"]
         problem(api.post(f"/queues/nowhere/{verb}", json=body), 404, "queue_not_found")
-
-
-def test_what_is_paused_is_no_lag(api: httpx.Client) -> None:
-    """For autoscalers and alerts; the partition itself shows its lag."""
-    create_queue(api, "flights", 1)
-    until = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-    api.post("/queues/flights/pause", json={"until": until})
-    scaling = api.get("/queues/flights/scaling", params={"lag_per_consumer": 1}).json()
-    assert (scaling["lag"], scaling["consumers"]) == (0, 0)
 
 
 def test_events_tell_of_both(api: httpx.Client) -> None:

@@ -375,7 +375,8 @@ def test_a_queue_that_reads_the_log_of_another(api: httpx.Client) -> None:
     create_queue(api, "q", 3)
     response = api.post("/queues", json={"name": "audit", "log": "builtin:q"})
     assert response.json()["partition_count"] == 3
-    problem(api.post("/queues", json={"name": "r", "log": "builtin:none"}), 422, "invalid")
+    for wrong in ({"log": "builtin:none"}, {"log": "builtin:q", "partition_count": 4}):
+        problem(api.post("/queues", json={"name": "r", **wrong}), 422, "invalid")
 
 
 def test_every_change_is_an_event(service: Service) -> None:

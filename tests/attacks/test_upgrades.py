@@ -10,6 +10,7 @@ import httpx
 import psycopg
 import pytest
 
+from tests.api.consumer import bind, create_queue
 from tests.counterpoise.cli.conftest import run_at
 from tests.service import Service
 
@@ -104,8 +105,9 @@ def test_a_queue_that_cannot_be_loaded_is_named_and_can_be_deleted(
 ) -> None:
     queue, other = name_of_a_queue(), name_of_a_queue()
     with target.http as http:
-        http.post("/queues", json={"name": queue, "partitioning": "dynamic"}).raise_for_status()
-        http.post("/queues", json={"name": other, "partition_count": 1}).raise_for_status()
+        create_queue(http, queue, 1, partitioning="dynamic")
+        create_queue(http, other, 1)
+        flow = bind(http, queue)
         # A partition of a dynamic queue has a key.
         database.execute(
             "INSERT INTO counterpoise.partitions"
@@ -125,6 +127,8 @@ def test_a_queue_that_cannot_be_loaded_is_named_and_can_be_deleted(
             assert (answer.status_code, answer.json()["code"]) == (500, "queue_unreadable")
             assert f"queue '{queue}' do not fit" in answer.json()["detail"]
             assert "[7]" in answer.json()["detail"]
+        assert flow.call("heartbeat").status_code == 200
+        assert flow.call("conditions", {"seq": 1, "conditions": []}).status_code == 204
         assert queue in [each["name"] for each in http.get("/queues?limit=1000").json()["items"]]
         assert http.get(f"{target.url}/metrics").status_code == 200
         for options in ([], ["--queue", queue, "--queue", other]):
@@ -135,6 +139,6 @@ def test_a_queue_that_cannot_be_loaded_is_named_and_can_be_deleted(
             assert f"log of {other}" in [one["check"] for one in said]
         # A pattern is no name.
         assert http.delete(f"/queues/{queue[:-1]}%3F").status_code in (404, 422)
-        assert "deleted" in run_at(target.url, "queues", "delete", queue).stdout
+        assert "deleted" in run_at(target.url, "queues", "delete", queue, "--force").stdout
         assert http.get(f"/queues/{queue}").status_code == 404
         assert http.get(f"/queues/{other}").status_code == 200

@@ -251,6 +251,7 @@ async def test_a_fixed_queue_has_no_children_and_a_dynamic_one_no_count() -> Non
         await one.children("fixed", other, None, [item(0, child("b", "a"))])
     for wrong in (
         dynamic("x", log="builtin:x"),
+        dynamic("x", log="redis://host/0/x"),
         dynamic("x", "a", "a"),
         dynamic("x", partition_count=3),
         wire.QueueCreate("x", 3, partitions=(wire.Root("a"),)),

@@ -341,11 +341,18 @@ class TestWorking:
     async def test_naming_a_partition_twice_is_refused(self) -> None:
         world = World()
         one = await world.replica()
-        await one.create_queue(spec())
+        await one.create_queue(dynamic())
         flow = await one.join("orders", "first")
-        twice = [CommitItem(0, 1, "5")] * 2
-        with pytest.raises(Invalid):
-            await one.commit("orders", flow, 1, twice)
+        for call in (
+            one.commit("orders", flow, 1, [CommitItem(0, 1, "5")] * 2),
+            one.release("orders", flow, 1, [ReleaseItem(0, 1, "5")] * 2),
+            one.children("orders", flow, 1, [ChildrenItem(0, 1, position="5")] * 2),
+            one.ready("orders", flow, [ReadyItem(0, 1)] * 2),
+        ):
+            with pytest.raises(Invalid, match="more than once"):
+                await call
+        [seen] = (await one.update("orders", flow)).partitions
+        assert seen.position is None
 
     @virtual
     async def test_a_bind_that_cannot_be_answered_leaves_no_flow(self) -> None:

@@ -11,12 +11,13 @@ import pytest
 
 from broker.calls import measurements
 from broker.calls.measurements import with_rates
+from broker.logs.ports import Positions, Span
 from broker.replica.alarms import SchedulerAlarms
 from broker.service import Broker
 from broker.store.measurements import Measurement
 from broker.testing.loop import virtual
 from counterpoise.wire import QueueCreate
-from tests.broker.shell import World
+from tests.broker.shell import World, spec
 from tests.service import settings_for
 
 T = 1_700_000_000
@@ -146,3 +147,20 @@ async def test_a_round_does_not_ask_how_old_messages_are() -> None:
     assert not asked
     await replica.calls.monitoring.lag("orders")
     assert len(asked) == 1
+
+
+@virtual
+async def test_what_is_paused_is_measured_and_no_lag_for_autoscalers_and_alerts() -> None:
+    replica = await World().replica()
+    await replica.create_queue(spec(partitions=2))
+
+    async def spans(log: str, positions: Positions) -> Mapping[int, Span]:
+        return {0: Span("0", "2", 2), 1: Span("0", "1", 1)}
+
+    replica.logs.spans = spans  # type: ignore[method-assign]
+    await replica.calls.pauses.pause("orders", 0)
+    lag = await replica.calls.monitoring.lag("orders")
+    assert (lag.messages, lag.partitions) == (1, {1: 1})
+    await replica.calls.measurements.take()
+    [measured] = (await replica.calls.measurements.of_queue("orders")).items
+    assert measured.lag == 3

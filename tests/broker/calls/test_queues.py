@@ -1,6 +1,7 @@
 """The calls of administrators."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +22,7 @@ from broker.core.errors import (
     QueueNotFound,
     Unavailable,
 )
+from broker.logs.ports import Positions, Span
 from broker.store.ports import Stored
 from broker.testing.loop import settle, virtual
 from broker.testing.store import Fault
@@ -742,6 +744,20 @@ class TestPositions:
         assert (await one.queue("orders")).revision == 1
         # If the log does not say, the administrator's position is accepted.
         await one.set_positions("orders", {0: "10", 1: None, 2: "77"})
+
+    @virtual
+    async def test_a_dry_run_counts_nothing_of_which_the_log_says_nothing(self) -> None:
+        world = World()
+        one = await world.replica()
+        await one.create_queue(spec(partitions=2))
+
+        async def spans(log: str, positions: Positions) -> Mapping[int, Span]:
+            """Of one that it cannot have, and not of the other one."""
+            return {0: Span("0", "9", None)}
+
+        one.logs.spans = spans  # type: ignore[method-assign]
+        done = await one.calls.positions.set("orders", "earliest", dry_run=True)
+        assert [(p.read_again, p.skipped) for p in done.partitions] == [(None, None)] * 2
 
     @virtual
     async def test_a_partition_removed_meanwhile_keeps_its_position(self) -> None:
