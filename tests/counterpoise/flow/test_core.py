@@ -7,12 +7,14 @@ import pytest
 from counterpoise.errors import (
     FlowGone,
     FlowNotFound,
+    Forbidden,
     Invalid,
     NotBound,
     NotCounterpoise,
     QueueNotFound,
     Refused,
     StateKept,
+    Unauthorized,
     Unreachable,
     error_of,
 )
@@ -222,7 +224,7 @@ def test_told_not_to_bind_again_it_does_not():
     assert (flow.status, flow.gone_reason) == ("gone", "lease_expired")
 
 
-@pytest.mark.parametrize("reason", ["replaced", "unbound"])
+@pytest.mark.parametrize("reason", ["replaced", "unbound", "key_ended"])
 def test_replaced_or_removed_it_stops_and_says_so(reason):
     flow = bound_core(7, partition(0, 1))
     flow.call_failed("f1", gone(reason))
@@ -232,10 +234,18 @@ def test_replaced_or_removed_it_stops_and_says_so(reason):
         flow.check()
 
 
-def test_the_queue_deleted_it_stops_and_says_so():
+@pytest.mark.parametrize(
+    "error",
+    [
+        QueueNotFound("no queue", 404, {"code": "queue_not_found"}),
+        Unauthorized("no key", 401, {"code": "unauthorized"}),
+        Forbidden("not this key", 403, {"code": "forbidden"}),
+    ],
+)
+def test_the_queue_deleted_or_the_key_refused_it_stops_and_says_so(error):
     flow = bound_core(7, partition(0, 1))
-    flow.call_failed("f1", QueueNotFound("no queue", 404, {"code": "queue_not_found"}))
-    with pytest.raises(QueueNotFound):
+    flow.call_failed("f1", error)
+    with pytest.raises(type(error)):
         flow.check()
 
 
@@ -298,6 +308,8 @@ def test_a_flow_whose_lease_ended_before_its_bind_was_answered_binds_again(was_b
         QueueNotFound("no queue", 404, {"code": "queue_not_found"}),
         Invalid("no", 422, {"code": "invalid"}),
         StateKept("no", 409, {"code": "state_kept"}),
+        Unauthorized("no key", 401, {"code": "unauthorized"}),
+        Forbidden("not this key", 403, {"code": "forbidden"}),
         gone("replaced"),
     ],
 )
