@@ -225,12 +225,16 @@ def test_epochs_are_above_the_given_one(migrated_url: str) -> None:
         incarnation = Database(migrated_url, Path()).incarnation()
     stamped_long_ago(migrated_url)
     with psycopg.connect(migrated_url) as connection:
-        connection.execute("UPDATE counterpoise.partitions SET position = '7' WHERE number = 1")
+        connection.execute(
+            "UPDATE counterpoise.partitions SET position = '7', done_above = '9+1' WHERE number = 1"
+        )
     fenced = restoring.fence(migrated_url, log_restored=False)
     assert (fenced.partitions, fenced.logs, fenced.ahead) == (2, (), (("orders", 1),))
     assert Database(migrated_url, Path()).incarnation() == incarnation
     with serving(migrated_url) as (_, client):
         assert set(epochs(client).values()) == {highest + 2}
+        [_, last] = client.partitions("orders")
+        assert (last.position, last.done_above) == ("7", None)
 
 
 @pytest.mark.long
@@ -255,11 +259,14 @@ def test_positions_in_aligned_logs_are_compared_with_each_log(migrated_url: str)
 
 @pytest.mark.long
 @pytest.mark.matrix(of="restores")
-def test_pauses_of_the_backup_hold_and_end_in_time(migrated_url: str, tmp_path: Path) -> None:
+def test_pauses_and_pins_of_the_backup_hold_and_pauses_end(
+    migrated_url: str, tmp_path: Path
+) -> None:
     database = Database(migrated_url, tmp_path / "backup")
     with serving(database.url) as (_, client):
         client.create_queue("orders", 2)
         client.pause_partition("orders", 1, reason="wrong prices")
+        client.pin_partition("orders", 1, "etl")
         paused = client.pause_queue("orders", seconds=1.0).paused
         assert paused is not None
         assert paused.until is not None
@@ -274,3 +281,4 @@ def test_pauses_of_the_backup_hold_and_end_in_time(migrated_url: str, tmp_path: 
         eventually(lambda: client.queue("orders").paused is None)
         first, second = client.partitions("orders")
         assert (first.paused, second.paused and second.paused.reason) == (None, "wrong prices")
+        assert (first.pinned, second.pinned and second.pinned.client_name) == (None, "etl")
