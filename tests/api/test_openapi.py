@@ -68,11 +68,27 @@ def test_a_queue_has_the_defaults_and_ranges_of_the_contract(served: dict[str, A
     assert compared >= 7
 
 
-def test_a_lease_has_the_default_and_the_range_of_the_contract(served: dict[str, Any]) -> None:
+SPAN, DEFAULT = r"(?P<least>\d+)\.\.(?P<most>\d+)", r"(?P<default>\d+)"
+
+
+@pytest.mark.parametrize(
+    ("schema", "field", "said"),
+    [
+        ("BindRequest", "lease_seconds", rf"Default lease {DEFAULT} s, range {SPAN}"),
+        ("BindRequest", "weight", rf"`weight` \({SPAN}, default {DEFAULT}\)"),
+        ("BindRequest", "max_partitions", rf"`max_partitions` \({SPAN}\)"),
+        ("DrainRequest", "timeout_seconds", rf"optional `timeout_seconds` \({SPAN}\)"),
+    ],
+)
+def test_a_number_has_the_default_and_the_range_of_the_contract(
+    served: dict[str, Any], schema: str, field: str, said: str
+) -> None:
     contract = (COMMITTED.parent / "docs" / "protocol.md").read_text("utf-8")
-    [said] = re.findall(r"Default lease (\d+) s, range (\d+)\.\.(\d+)", contract)
-    lease = served["components"]["schemas"]["BindRequest"]["properties"]["lease_seconds"]
-    assert (lease["default"], lease["minimum"], lease["maximum"]) == tuple(map(float, said))
+    [found] = re.finditer(said, contract)
+    given = served["components"]["schemas"][schema]["properties"][field]
+    assert _range(given)[:2] == (float(found["least"]), float(found["most"]))
+    default = found.groupdict().get("default")
+    assert given.get("default") == (None if default is None else float(default))
 
 
 def _range(schema: dict[str, Any]) -> tuple[float | None, float | None, bool]:
