@@ -238,6 +238,8 @@ def test_a_log_in_redis_takes_a_message_with_the_access_of_the_service(
     try:
         answer = api.post("/queues/away/messages", json={"value": "x"})
         assert "did not confirm" in problem(answer, 503, "unavailable")["detail"]
+        acts = api.get("/audit", params={"queue": "away"}).json()["items"]
+        assert [act["call"] for act in acts] == ["publish_message"] * 3 + ["create_queue"]
     finally:
         redis_server.start()
 

@@ -109,6 +109,21 @@ async def test_the_partitions_say_which_one_waits_for_which_and_where() -> None:
 
 
 @virtual
+async def test_a_pause_while_a_resize_is_not_settled_is_a_condition() -> None:
+    """Although none retires."""
+    world = World()
+    replica = await ordered(world)
+    flow = await bound(replica)
+    publish(replica, 0, 3)
+    await replica.calls.pauses.pause("orders", 0)
+    assert (await replica.queue("orders")).conditions is None
+    await replica.change_queue("orders", {"partition_count": 4}, False)
+    assert (await replica.queue("orders")).conditions == {"resize_paused": 1}
+    await commit(replica, flow, p0="3")
+    assert (await replica.queue("orders")).conditions is None
+
+
+@virtual
 async def test_a_partition_without_messages_before_its_cut_is_not_waited_for() -> None:
     world = World()
     replica = await ordered(world)

@@ -276,6 +276,13 @@ def test_what_cannot_move_whole_waits_out_the_holddown(settings: dict[str, Any])
     assert orders.successor(1) == "B"
 
 
+def test_the_one_that_comes_to_an_exclusive_queue_waits_out_the_holddown() -> None:
+    orders = World.owning({"A": [0, 1]}, access_type="exclusive")
+    orders.drain("A")
+    orders.bind("B")
+    assert (orders.status, orders.on_their_way()) == ("Holddown", {})
+
+
 def test_a_standby_waits_out_the_holddown() -> None:
     orders = World.owning({"A": [0], "B": [1], "C": []})
     orders.drain("A")

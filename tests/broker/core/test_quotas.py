@@ -202,6 +202,12 @@ class TestHeldBack:
         assert held(orders) == ["X"]
         assert (orders.status, orders.queue.holddown_until) == ("Rebalancing", None)
 
+    def test_several_that_bind_together_are_no_trigger_either(self) -> None:
+        orders = spent()
+        binds = (c.Bind(n, n, n, 10.0, key_id=GREEDY, quota=BUDGET) for n in ("X", "Y"))
+        orders.do(c.BindTogether(tuple(binds)))
+        assert (held(orders), orders.status) == (["X", "Y"], "Ready")
+
     def test_just_enough_room_is_room(self) -> None:
         assert held_until(MOST - 3, MOST, 3, 0, 0.0) is None
 

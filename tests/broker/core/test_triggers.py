@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from broker.core import commands as c
 from broker.core import records as r
 from broker.core.errors import Overtaken
 from tests.broker.core.world import World
@@ -78,6 +79,22 @@ class TestRule1:
         orders.bind("A2", "i-A")
         assert orders.owned("A2") == [0, 1]
         assert (orders.status, orders.owned("C")) == ("Ready", [2])
+
+    @pytest.mark.parametrize("asks", [(True, False), (False, True)])
+    def test_at_once_is_for_those_that_come_together_if_all_ask_for_it(
+        self, asks: tuple[bool, bool]
+    ) -> None:
+        def together(orders: World, *at_once: bool) -> str:
+            binds = (
+                c.Bind(name, name, name, 10.0, at_once=asks)
+                for name, asks in zip("XY", at_once, strict=True)
+            )
+            orders.do(c.BindTogether(tuple(binds)))
+            return orders.status
+
+        assert together(World(3), True, True) == "Ready"
+        assert together(World(3), *asks) == "Holddown"
+        assert together(World.owning({"A": [0, 1, 2]}), True, True) == "Holddown"
 
     def test_a_bind_to_fewer_flows_than_partitions_starts_a_holddown(self) -> None:
         orders = World.owning({"A": [0, 1], "B": [2]})
