@@ -201,6 +201,14 @@ class TestRefusals:
         assert orders.report("A", "c", finished=True) == "ok"
         assert orders.report("A", "d", Child("e", ("d", "c"))) == "ok"
 
+    def test_a_child_that_is_twice_in_one_report_is_one(self) -> None:
+        orders = at_work("a", "b")
+        twice = Child("c", ("a",)), Child("c", ("a",))
+        assert orders.report("A", "a", *twice) == "ok"
+        assert sorted(orders.queue.partitions) == [0, 1, 2]
+        other = Child("d", ("a",)), Child("d", ("a", "b"))
+        assert orders.report("A", "a", *other) == "conflicting_child"
+
     def test_a_hole_in_the_numbers_can_be_filled(self) -> None:
         orders = at_work("a", "b")
         assert orders.report("A", "a", Child("c", ("a",), 7)) == "ok"

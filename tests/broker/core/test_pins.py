@@ -278,7 +278,8 @@ class TestWhichRuleWins:
         with pytest.raises(Invalid, match="does not exist"):
             orders.pin(3, "c-B")
 
-    def test_children_inherit_the_latest_pin(self) -> None:
+    @pytest.mark.parametrize("order", ["ab", "ba"])
+    def test_children_inherit_the_latest_pin(self, order: str) -> None:
         orders = World.dynamic("a", "b", rebalance_delay=0)
         orders.bind("A")
         orders.bind("B")
@@ -288,8 +289,9 @@ class TestWhichRuleWins:
         orders.pin(1, "c-A")
         orders.settle()
         child = c.NewChild("ab", ("a", "b"))
-        assert orders.report("A", "b", child, finished=True) == "ok"
-        assert orders.report("B", "a", child, finished=True) == "ok"
+        owners = {"a": "B", "b": "A"}
+        for key in order:
+            assert orders.report(owners[key], key, child, finished=True) == "ok"
         assert [pin.client_name for pin in orders.queue.pins.of.values()] == ["c-A"]
         assert orders.keys("A") == ["ab"]
 

@@ -335,6 +335,22 @@ class TestHeldBack:
         joins(orders, "X3", instance="i-X")
         assert (orders.owned("X3"), held(orders), orders.status) == (owned, [], "Ready")
 
+    def test_so_does_who_claims_as_much_as_before(self) -> None:
+        """With its maximum and its pins."""
+        orders = shared()
+        claim: dict[str, Any] = {"client_name": "c-X", "max_partitions": 2, "key_id": GREEDY}
+        orders.bind("X", quota=BUDGET, **claim)
+        orders.settle()
+        owned = orders.owned("X")
+        orders.pin(owned[0], "c-X")
+        for number in range(3):
+            comes_and_goes(orders, f"X{number}")
+        orders.bind("X2", "i-X", quota=BUDGET, **claim)
+        assert (orders.owned("X2"), held(orders)) == (owned, [])
+        orders.expire("X2")
+        orders.bind("X3", "i-X", quota=BUDGET, **claim)
+        assert (orders.owned("X3"), held(orders)) == (owned, [])
+
     def test_to_bind_again_is_no_way_in(self) -> None:
         """Neither in its own place, nor after it has left in a holddown."""
         orders = spent()
