@@ -140,3 +140,33 @@ def test_four_queries_of_one_session_share_two_cores(stage: QueryStage) -> None:
     until(lambda: not any(lags()), "all is committed")
     assert all(set(counts.values()) == {1} for counts in seen.values())
     assert [query.exception() for query in stage.queries] == [None] * 4
+
+
+def test_three_queries_share_a_queue_amid_splits(stage: QueryStage) -> None:
+    names = ("one", "two", "three")
+    stage.client.create_queue(
+        "flights", 3, partitioning="dynamic", rebalance_delay=0, max_handoff_time=600
+    )
+    seen: list[tuple[str, int]] = []
+
+    def sink(batch: Any, _: int) -> None:
+        rows = batch.selectExpr("key", "cast(cast(value as string) as int) number").collect()
+        seen.extend((row["key"], row["number"]) for row in rows)
+
+    for name in names:
+        stream = stage.messages(instanceId=name, clientName=name, maxMessagesPerTrigger="300")
+        stage.started(stream.writeStream.foreachBatch(sink), checkpoint=name)
+    until(lambda: stage.shares() == dict.fromkeys(names, 1), "each has a partition")
+    with Publisher("flights", url=stage.service.url) as publisher:
+        for number in range(3000):
+            publisher.publish(b"%d" % number, key=f"k{number % 50}")
+            if number in (1000, 2000):
+                stage.client.split_partition("flights", 0 if number == 1000 else 1)
+    until(lambda: len(seen) >= 3000, "all is read")
+    until(lambda: not any(one.lag for one in stage.client.partitions("flights")), "all is done")
+    assert sorted(number for _, number in seen) == list(range(3000))
+    for key in {key for key, _ in seen}:
+        numbers = [number for one, number in seen if one == key]
+        assert numbers == sorted(numbers)
+    assert sum(stage.shares().values()) == 5
+    assert [query.exception() for query in stage.queries] == [None] * 3
