@@ -126,7 +126,7 @@ def _signals_as_before() -> Iterator[None]:
 # pytest-xdist alone would begin with the groups of most tests, however short these are.
 LONGEST_GROUPS = (
     *("spark", "drivers 1", "programs 1", "processes", "drivers 2"),
-    *("programs 2", "kafka", "browser", "wheels", "spin", "computing"),
+    *("programs 2", "kafka", "browser", "wheels", "spin", "computing", "outages"),
 )
 
 

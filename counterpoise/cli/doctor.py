@@ -184,12 +184,15 @@ def _service(client: Client) -> Iterator[Finding]:
         )
     yield _clocks(ready.date, asked_at, answered_at)
     try:
-        metrics = client.probe("/metrics").text
+        metrics = client.probe("/metrics")
     except ServiceUnavailable as error:
         yield Finding("versions", "skipped", str(error))
         return
-    yield _versions(metrics)
-    yield from _refusals(metrics)
+    if metrics.status != 200:
+        yield Finding("versions", "skipped", f"/metrics answers HTTP {metrics.status}")
+        return
+    yield _versions(metrics.text)
+    yield from _refusals(metrics.text)
 
 
 def _json_of(text: str) -> dict[str, object]:

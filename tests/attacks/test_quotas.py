@@ -167,15 +167,20 @@ def test_doctor_names_flows_that_wait_and_refusals(strict: Guarded) -> None:
     bound = [bind(strict, queue, key, f"i-{number}").status_code for number in range(FLOWS)]
     assert bound == [201, 201, 429], "the honest flow of this key is one of three"
     environment = {"COUNTERPOISE_TOKEN": strict.keys["admin"]}
-    result = run_at(
-        strict.service.url, "doctor", "--json", "--queue", queue, environment=environment
-    )
-    found = {one["check"]: one for one in json.loads(result.stdout)}
+
+    def doctor() -> dict[str, dict[str, str]]:
+        arguments = ("doctor", "--json", "--queue", queue)
+        result = run_at(strict.service.url, *arguments, environment=environment)
+        return {one["check"]: one for one in json.loads(result.stdout)}
+
+    found = doctor()
+    while found["versions"]["state"] == "skipped":
+        assert "in time" in found["versions"]["found"], found["versions"]
+        found = doctor()
     waits = found[f"consumers of {queue}"]
     assert waits["state"] == "warning"
     assert "1 consumer waits until" in waits["found"]
     assert "COUNTERPOISE_KEY_MOVES" in waits["advice"]
-    assert "limits" in found, found
     assert found["limits"]["state"] == "warning"
     assert "key_flows " in found["limits"]["found"]
 

@@ -39,7 +39,7 @@ ALL: dict[str, Any] = {
     "tls": {"secret": "the-certificate"},
     "keys": {"optional": True},
     "allowedHosts": ["queues.example.com"],
-    "settings": {"HISTORY_DAYS": 1_000_000, "AUTO_MIGRATE": False, "LOG_LEVEL": "warning"},
+    "settings": {"LOG_KEEP_MESSAGES": 1_000_000, "AUTO_MIGRATE": False, "LOG_LEVEL": "warning"},
     "secretSettings": {"LOG_URLS": {"secret": "logs", "key": "urls"}},
     "nodeSelector": {"disk": "fast"},
     "tolerations": [
@@ -196,7 +196,7 @@ def test_what_is_chosen_is_what_runs(chart: Any) -> None:
     }
     texts = {name: one["value"] for name, one in given.items() if "value" in one}
     # A large number is not written as 1e+06.
-    chosen = ("HISTORY_DAYS", "AUTO_MIGRATE", "LOG_LEVEL", "KEYS_OPTIONAL")
+    chosen = ("LOG_KEEP_MESSAGES", "AUTO_MIGRATE", "LOG_LEVEL", "KEYS_OPTIONAL")
     assert [texts[name] for name in chosen] == ["1000000", "false", "warning", "true"]
     load(**{name.lower(): text for name, text in texts.items()})
     hosts = "other-counterpoise other-counterpoise.shared.svc *.shared.svc.cluster.local"

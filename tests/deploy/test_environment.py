@@ -78,6 +78,7 @@ def test_an_environment_of_another_python_is_left_alone(tmp_path: Path) -> None:
     assert "has Python 3.9, and PYTHON is" in made.stderr
 
 
+@pytest.mark.xdist_group("wheels")
 @pytest.mark.matrix("installer")
 @pytest.mark.long
 @pytest.mark.parametrize("installer", ["uv", "pip"])
