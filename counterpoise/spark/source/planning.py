@@ -53,6 +53,15 @@ def is_ours(planned: Slice, view: View) -> bool:
     return held is not None and continues(planned.epoch, held)
 
 
+def is_untouched(epoch: int, start: str, held: Owned) -> bool:
+    """Whether nobody has processed the partition since it was held under `epoch`, from `start` on:
+    its lease has ended, and the next grant is this one, or the position is still where it was.
+    """
+    if held.handed_over not in ("orphaned", "replaced"):
+        return False
+    return held.epoch == epoch + 1 or held.position in (None, start)
+
+
 @dataclass(frozen=True)
 class Question:
     """How far to read from `positions` (None: the start of the partition).
@@ -327,14 +336,21 @@ class SortedSlices:
     skipped: Sequence[Slice]
 
 
-def sort_out(planned: Iterable[Slice], view: View | None) -> SortedSlices:
-    """Which of the planned slices still count. `view` None: unknown, so all are read."""
+def sort_out(
+    planned: Iterable[Slice], view: View | None, *, keeps_state: bool = False
+) -> SortedSlices:
+    """Which of the planned slices still count. `view` None: unknown, so all are read.
+
+    For a query that `keeps_state`, also those that nobody else can have processed.
+    """
     if view is None:
         return SortedSlices(list(planned), [])
     read: list[Slice] = []
     skipped: list[Slice] = []
     for one in planned:
-        if is_ours(one, view):
+        held = view.get(one.partition)
+        untouched = keeps_state and held is not None and is_untouched(one.epoch, one.start, held)
+        if untouched or is_ours(one, view):
             epoch = view[one.partition].epoch
             # The state is still that of the epoch under which it was planned.
             tenure = one.tenure if epoch == one.epoch else one.state_of

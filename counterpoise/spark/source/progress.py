@@ -34,7 +34,7 @@ from counterpoise.logs import Bounds
 from counterpoise.spark.channel.status import Handoffs
 from counterpoise.spark.offsets import Json, Offset, Place, Range, Replay, Slice, slices
 from counterpoise.spark.source.history import Portions, Restore, restore_of
-from counterpoise.spark.source.planning import Answer, View, plan
+from counterpoise.spark.source.planning import Answer, View, is_untouched, plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +156,14 @@ class Progress:
         return counted
 
     def _counted_after_expiry(self, partition: int, one: Range) -> Grant | None:
-        """Tell the ledger so if the lease has ended and the next grant was this query's own again.
+        """Tell the ledger so if the lease has ended, and no other consumer has processed the
+        partition in between.
 
         The last commits may not have reached the service. What is in the state must not be read
-        again, and no other consumer has held the partition in between.
+        again.
         """
         held = self.ledger.held(partition)
-        if held is None or held.owned.handed_over != "orphaned" or held.epoch != one.epoch + 1:
+        if held is None or not is_untouched(one.epoch, one.start, held.owned):
             return None
         return self.ledger.done(partition, held.epoch, one.end)
 

@@ -18,7 +18,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from counterpoise.conditions import (
@@ -139,7 +139,9 @@ class Consumption:
             if channel is None
             else PlanWriter(channel, place.queue_id or "", place.incarnation, options.url)
         )
-        self._batches = Batches(options, flow, self._shared, connection, cores, plans, clock)
+        self._batches = Batches(
+            options, flow, self._shared, connection, cores, plans, self._state, clock
+        )
         self._correspondent = None if channel is None else Correspondent(channel, self)
         self._leaving: Leaving | None = None
         self._drained_from_outside = False
@@ -350,7 +352,9 @@ SETTLE_SECONDS = 2.0
 
 
 class Batches:
-    """`cores`: the limit of reading tasks. `plans`: tells the driver the plan of each batch."""
+    """`cores`: the limit of reading tasks. `plans`: tells the driver the plan of each batch.
+    `state`: of a query that keeps some in Spark.
+    """
 
     def __init__(
         self,
@@ -360,6 +364,7 @@ class Batches:
         connection: QueueLog,
         cores: int,
         plans: PlanWriter | None,
+        state: KeptState | None,
         clock: Callable[[], float],
     ) -> None:
         self._options = options
@@ -368,18 +373,27 @@ class Batches:
         self._connection = connection
         self._cores = cores
         self._plans = plans
+        self._state = state
         self._clock = clock
         self._last: tuple[Json, Json, list[LogPartition]] | None = None
 
     def partitions(self, start: Json, end: Json) -> list[LogPartition]:
-        """The slices of the micro-batch from `start` to `end`, without superseded ones."""
+        """The slices of the micro-batch from `start` to `end`, without superseded ones.
+
+        Raises StateLost if the state would lack these, and FlowEnded.
+        """
         if self._last is not None and self._last[:2] == (start, end):
             return self._last[2]
         place = self._shared.place
         before, after = place.offset(start), place.offset(end)
         planned = slices(before, after)
         view = self._known_view() if planned else None
-        sorted_out = sort_out(planned, view)
+        keeps_state = self._state is not None and self._state.must_be_whole
+        if keeps_state and view is not None and start != end:
+            view = self._until_granted({one.partition for one in planned})
+        sorted_out = sort_out(planned, view, keeps_state=keeps_state)
+        if keeps_state and start != end and self._state is not None:
+            self._state.refuse_to_skip(sorted_out.skipped)
         # A query that starts again is first asked from the end to the end, which may not be done.
         if start != end:
             with self._shared.locked() as progress:
@@ -400,6 +414,17 @@ class Batches:
             self._plans.say(start, end, [one.slices for one in groups], sorted_out.skipped)
         self._last = (start, end, groups)
         return groups
+
+    def _until_granted(self, partitions: Set[int]) -> View:
+        """The view with these partitions, as long as the flow may get them: after a crash its
+        partitions come back when the holddown ends. Raises FlowEnded.
+        """
+        while not partitions <= self._flow.partitions.keys() and self._flow.status == "bound":
+            if self._flow.draining:
+                raise FlowEnded(f"queue {self._options.queue!r}: {DRAINED_FROM_OUTSIDE}")
+            with contextlib.suppress(CounterpoiseError):
+                self._flow.wait(0.5)
+        return self._flow.partitions
 
     def _known_view(self) -> View | None:
         """The flow's view, once it is certain; None if it stays uncertain for a while."""

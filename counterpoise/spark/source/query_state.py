@@ -20,11 +20,12 @@ sets are followed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from counterpoise.conditions import state_lost
 from counterpoise.flow import Flow
 from counterpoise.spark.errors import StateLost
+from counterpoise.spark.offsets import Slice
 from counterpoise.spark.options import SourceOptions
 from counterpoise.spark.source.progress import Lacking, SharedProgress
 from counterpoise.wire import Condition
@@ -65,6 +66,24 @@ class KeptState:
             )
         for one in lacking:
             self._take(one)
+
+    @property
+    def must_be_whole(self) -> bool:
+        """Whether no loss of state is accepted."""
+        return not self._accepts_loss
+
+    def refuse_to_skip(self, skipped: Sequence[Slice]) -> None:
+        """A micro-batch that leaves these out must not be done: nobody would miss them later.
+
+        Raises StateLost.
+        """
+        if skipped:
+            one = skipped[0]
+            raise StateLost(
+                f"queue {self._queue!r}: partition {one.partition} was handed over under epoch "
+                f"{one.epoch}, amid a micro-batch, so the state that Spark keeps of it would lack "
+                f"the messages from {one.start} on. {_INSTEAD}"
+            )
 
     def _take(self, one: Lacking) -> None:
         if one.reached is not None and not self._accepts_loss:

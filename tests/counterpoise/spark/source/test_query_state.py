@@ -15,6 +15,7 @@ from counterpoise.client import Client
 from counterpoise.errors import StateKept
 from counterpoise.flow import Flow
 from counterpoise.flow.view import Owned
+from counterpoise.publisher import Publisher
 from counterpoise.spark.channel.query_state import drop_state, keeps_state, put_state
 from counterpoise.spark.channel.status import Handoffs
 from counterpoise.spark.errors import StateLost
@@ -25,7 +26,7 @@ from counterpoise.spark.source.query_state import KeptState
 from counterpoise.spark.source.with_limits import StreamReaderWithLimits
 from counterpoise.spark.source.without_driver import refuse_state
 from counterpoise.wire import CommitItem
-from tests.service import Service
+from tests.service import Service, eventually
 
 MANY = ReadMaxRows(1000)
 
@@ -46,16 +47,19 @@ class Sources:
     def options(self, **more: str) -> SourceOptions:
         return read_options({**self._given, **more})
 
+    def reader(self, options: SourceOptions) -> StreamReaderWithLimits:
+        self._readers.append(StreamReaderWithLimits(options, 1, self.home))
+        return self._readers[-1]
+
     def asked(self, options: SourceOptions, start: Offset | None = None) -> StreamReaderWithLimits:
         """A source that Spark has asked for its first offset."""
-        reader = StreamReaderWithLimits(options, 1, self.home)
-        self._readers.append(reader)
+        reader = self.reader(options)
         reader.latestOffset(reader.initialOffset() if start is None else start.to_json(), MANY)
         return reader
 
     def end(self) -> None:
-        for reader in self._readers:
-            reader.stop()
+        while self._readers:
+            self._readers.pop().stop()
 
 
 @pytest.fixture
@@ -118,6 +122,45 @@ def test_a_query_that_comes_back_after_others_have_worked_ends(
     before = Offset("flights", {0: Range(0, "0", "3")}, "totals")
     with pytest.raises(StateLost, match=r"partition 0 up to position 7.*ends at 3.*checkpoint"):
         sources.asked(options, before)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_crashes_amid_a_micro_batch_and_behind_it_cost_no_message(
+    sources: Sources, client: Client, delay: int
+) -> None:
+    """The second life replays it when its partitions are back, and dies before it can tell."""
+    client.change_queue("flights", rebalance_delay=delay)
+    with Publisher("flights", url=client.url.removesuffix("/v1")) as publisher:
+        for number in range(20):
+            publisher.publish(b"%d" % number, key=f"k{number}")
+    options = sources.options(instanceId="totals")
+    put_state(sources.home, "query", "run", [options])
+
+    def crash() -> None:
+        for flow in client.flows("flights"):
+            client.unbind("flights", flow.flow_id)
+        sources.end()
+
+    first = sources.asked(options)
+    start: Any = first.initialOffset()
+    eventually(lambda: len(first.latestOffset(start, MANY)["partitions"]) == 2)
+    end = first.latestOffset(start, MANY)
+    planned = first.partitions(start, end)
+    crash()
+    second = sources.reader(options)
+    second.partitions(end, end)
+    again = second.partitions(start, end)
+    assert [(one.partition, one.start, one.end) for group in again for one in group.slices] == [
+        (one.partition, one.start, one.end) for group in planned for one in group.slices
+    ]
+    crash()
+    third = sources.reader(options)
+    eventually(lambda: third.latestOffset(end, MANY) and not any(lags(client)))
+    assert sum(int(one.position or 0) for one in client.partitions("flights")) == 20
+
+
+def lags(client: Client) -> list[int | None]:
+    return [one.lag for one in client.partitions("flights")]
 
 
 def test_a_driver_names_the_sources_of_running_queries(tmp_path: Path) -> None:
