@@ -192,7 +192,8 @@ def fitting(log: str, urls: str) -> str | None:
                 f"access {place} of {len(accesses)} to logs has a '*' that is not the first part "
                 "of a host, like *.example.com"
             )
-    kind = address.kind
+    # The logs that are read side by side are built in.
+    kind = "builtin" if address.kind == "aligned" else address.kind
     found = (_on_hosts(address, u) for u in accesses if _access_kind(u) == kind)
     return next((u for u in found if u is not None), None)
 
@@ -240,7 +241,7 @@ def _is_loopback(host: str) -> bool:
 
 def _on_hosts(address: LogAddress, url: str) -> str | None:
     """The access, if it fits the log; one to a domain is one to the hosts of the log."""
-    if address.kind == "builtin":
+    if address.kind in ("builtin", "aligned"):
         return url
     parts = _split(url)
     database, name = _place(parts, address.kind)

@@ -79,6 +79,12 @@ class Ranges:
             raise ValueError(f"the ranges do not cover hash {following:08x} exactly once")
         self._firsts = [one.first for one in self._ranges]
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ranges) and self._ranges == other._ranges
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._ranges))
+
     def __repr__(self) -> str:
         return f"Ranges({len(self._ranges)} partitions)"
 

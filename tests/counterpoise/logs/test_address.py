@@ -78,7 +78,8 @@ def test_of_several_accesses_the_first_that_fits_is_taken():
         "postgresql://p@db/log redis://:x@other:6379 redis://:y@host/2 "
         "rediss://:z@host:6379 kafka://k@b:1"
     )
-    assert fitting("builtin:q", urls) == "postgresql://p@db/log"
+    for log in ("builtin:q", "builtin:q+r"):
+        assert fitting(log, urls) == "postgresql://p@db/log"
     assert fitting("redis://host/0/q", urls) == "rediss://:z@host:6379"
     assert fitting("redis://host/2/q", urls) == "redis://:y@host/2"
     assert fitting("redis://third/0/q", urls) is None

@@ -13,6 +13,13 @@ from counterpoise.logs.ranges import HASHES, HashRange, Ranges, equal_ranges, pa
 hashes = st.integers(0, HASHES - 1)
 
 
+def test_ranges_are_equal_whoever_was_told_of_them():
+    """Two senders are told of a split apart, and share what waits by it."""
+    one, same = (Ranges(equal_ranges(4)) for _ in range(2))
+    assert (one, hash(one)) == (same, hash(same))
+    assert one != Ranges(equal_ranges(5))
+
+
 @given(st.integers(1, 3000))
 @example(100_000)
 def test_equal_ranges_cover_every_hash_and_differ_by_at_most_one(count):
