@@ -132,7 +132,8 @@ def read_answer(call: Call[T], status: int, headers: Mapping[str, str], content:
             raise BadAnswer(f"the answer to {call.method} {call.path} is not JSON") from None
     if 200 <= status < 300:
         return call.parse(body)
-    is_problem = isinstance(body, Mapping) and "code" in body
+    # Gateways answer JSON with a number.
+    is_problem = isinstance(body, Mapping) and isinstance(body.get("code"), str)
     raise error_of(status, body if is_problem else None, _retry_after(headers))
 
 

@@ -599,6 +599,11 @@ class Reader:
             self._missing_since = now if self._missing_since is None else self._missing_since
             if now - self._missing_since > self._log_appears_seconds:
                 raise error
+        else:
+            # What it said before it was away says nothing of now.
+            self._missing_since = None
+            for lane in self._lanes.snapshot():
+                lane.ahead_since = None
         # Again every minute: before the bind there is no other sign of it.
         self._warnings.warn("the log is unreachable, waiting", error)
         if self._failures == 0:

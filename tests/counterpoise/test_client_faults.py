@@ -59,6 +59,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10
         (Answer(502, text="<html>Bad gateway</html>"), ServiceUnavailable),
         (Answer(404, text="<html>Not found</html>"), NotCounterpoise),
         (Answer(404, body={"detail": "Not Found"}), NotCounterpoise),
+        (Answer(404, body={"code": 5, "message": "Method does not exist."}), NotCounterpoise),
         (Answer(302, text="", headers={"Location": "/login"}), NotCounterpoise),
         (problem(500, "internal"), ServiceUnavailable),
         (problem(503, "unavailable"), ServiceUnavailable),

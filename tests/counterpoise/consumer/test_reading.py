@@ -10,7 +10,7 @@ import pytest
 from counterpoise.consumer import reading
 from counterpoise.consumer.reading import FIRST_MESSAGES, PREPARED_SECONDS, Reader
 from counterpoise.flow.done_above import DoneAbove
-from counterpoise.logs import LogError, LogUnavailable
+from counterpoise.logs import LogError, LogNotFound, LogUnavailable
 from counterpoise.logs.port import Bounds, Rest
 from counterpoise.waking import Waking
 from tests.counterpoise.consumer.test_lanes import View, make, rows_of
@@ -591,3 +591,21 @@ def test_partitions_without_a_leader_are_asked_for_less_and_less_often(monkeypat
     assert pauses[:2] == [0.1, 0.1]
     assert pauses == sorted(pauses)
     assert pauses[-1] == pytest.approx(1.0)
+
+
+def test_a_log_that_was_away_may_be_missing_as_long_as_any_other(monkeypatch):
+    """It came up empty, and is made anew in a minute; so does a partition that lost its end."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    lanes = make(View(0))
+    reader = reader_of(lanes, CountingLog())
+    lanes.snapshot()[0].ahead_since = now[0]
+    reader._failed(LogNotFound("missing"))
+    now[0] += reading.LOG_APPEARS_SECONDS - 1
+    reader._failed(LogUnavailable("away"))
+    assert lanes.snapshot()[0].ahead_since is None
+    now[0] += 10
+    reader._failed(LogNotFound("missing"))
+    now[0] += reading.LOG_APPEARS_SECONDS + 1
+    with pytest.raises(LogNotFound):
+        reader._failed(LogNotFound("missing"))
