@@ -19,7 +19,9 @@ export async function call(method, path, { content } = {}) {
   if (!Number.isNaN(told) && Math.abs(told / 1000 + 0.5 - Date.now() / 1000) > 2) {
     ahead = told / 1000 + 0.5 - Date.now() / 1000;
   }
-  const body = answer.status === 204 ? null : await answer.json();
+  // A proxy without a service answers HTML.
+  const body = answer.status === 204 ? null
+    : await answer.json().catch(() => { throw new TypeError("no answer of the service"); });
   if (!answer.ok) throw Object.assign(new Error(body.detail), { code: body.code });
   return body;
 }

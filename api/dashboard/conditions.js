@@ -71,8 +71,9 @@ export class Conditions {
         make("button", { class: "small", onclick: () => act(line.condition) }, title))));
       return line;
     };
-    // A report of another message is another line: a button acts on what stands beside it.
-    keyed(this.list, shown, (each) => `${each.kind} ${each.flow_id} ${each.partition} ${poisonOf(each)}`, create, (line, each) => {
+    // A report of another message is another line: a button acts on what stands beside it. Those of
+    // the service have no flow, and differ by their text.
+    keyed(this.list, shown, (each) => `${each.kind} ${each.flow_id ?? each.text} ${each.partition} ${poisonOf(each)}`, create, (line, each) => {
       line.condition = each;
       const where = each.partition === null ? each.client_name : `partition ${each.partition} at ${each.client_name}`;
       set(line.children[1], "text", ` ${where}, since ${clock(each.since)}: ${each.text} `);

@@ -542,6 +542,12 @@ def test_a_queue_that_is_ready_shows_what_its_consumers_report(
         eventually(lambda: client.partitions("flights")[1].position == "9")
         assert client.partitions("flights-dead")[0].lag == 1
         flow.report([])
+        names = ("nobody", "somebody else")
+        for number, name in enumerate(names):
+            client.pin_partition("flights", number, name)
+        eventually(lambda: all(name in page.text(".conditions") for name in names))
+        for number in range(len(names)):
+            client.unpin_partition("flights", number)
         eventually(lambda: page.text(".headline .status") == "Ready")
         # The page asks for the status and for the conditions each by itself.
         eventually(lambda: page.run("document.querySelector('.conditions').hidden"))
