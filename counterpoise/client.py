@@ -285,10 +285,22 @@ class Client:
         self, url: str | None = None, *, token: str | None = None, timeout_seconds: float = 10.0
     ) -> None:
         self._settings = Settings(url, token, timeout_seconds)
+        self._connections, self._process = self._connected(), os.getpid()
+
+    def _connected(self) -> httpx.Client:
         here = transport_within(self._settings.url)
         options = self._settings.transport()
         with _with_proxies():
-            self._http = httpx.Client(limits=_LIMITS, transport=here, **options)
+            return httpx.Client(limits=_LIMITS, transport=here, **options)
+
+    @property
+    def _http(self) -> httpx.Client:
+        if self._process != os.getpid():
+            # A forked child leaves its parent's connections alone: each would get the other's
+            # answers.
+            self._parents = self._connections
+            self._connections, self._process = self._connected(), os.getpid()
+        return self._connections
 
     @property
     def url(self) -> str:

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import itertools
+import os
+import socket
 import threading
 from datetime import UTC, datetime
 
@@ -40,6 +42,32 @@ def test_queues_are_created_listed_changed_and_deleted(client):
     client.delete_queue("b")
     with pytest.raises(QueueNotFound, match="'b'"):
         client.queue("b")
+
+
+def test_a_forked_child_uses_connections_of_its_own():
+    """Of one that both use each would read answers to the other."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = Client(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+        asking = threading.Thread(target=client.queues)
+        asking.start()
+        before, _ = server.accept()
+        before.recv(10_000)
+        empty = b'{"items": [], "next_cursor": null}'
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        before.sendall(head % len(empty) + empty)
+        asking.join()
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                client.queues()
+            os._exit(0)
+        connection, _ = server.accept()
+        assert connection.recv(10_000).startswith(b"GET /v1/queues")
+        for one in (connection, before):
+            one.close()
+        os.waitpid(child, 0)
+        client.close()
 
 
 @pytest.mark.long
