@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from broker.core.access import Caller
@@ -75,6 +75,17 @@ def act_of(caller: Caller | None, call: str, queue: str, flow_id: str | None = N
         key_name=caller.key_name,
         address=caller.address,
     )
+
+
+def mention(names: Sequence[str], caller: Caller | None) -> str:
+    """One of these queues, as an error speaks of it: by its name only if the caller may see it."""
+    seen = (name for name in names if caller is None or caller.sees(name))
+    return next((f"the queue {name!r}" for name in seen), "another queue")
+
+
+def sentence(text: str) -> str:
+    """The text as the beginning of a sentence."""
+    return text[0].upper() + text[1:]
 
 
 def act_on_flow(caller: Caller | None, call: str, queue: str, flow_id: str) -> Act | None:

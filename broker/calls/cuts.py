@@ -14,7 +14,7 @@ from contextlib import suppress
 import structlog
 from msgspec import UNSET
 
-from broker.calls.access import QueueAccess, act_of
+from broker.calls.access import QueueAccess, act_of, mention
 from broker.calls.readers import LogReaders, log_owner
 from broker.core import commands as c
 from broker.core.access import Caller
@@ -73,7 +73,9 @@ class CutCalls:
             )
         return None
 
-    async def settled_followers(self, owner: str, followers: Iterable[str]) -> tuple[int, int]:
+    async def settled_followers(
+        self, owner: str, followers: Iterable[str], caller: Caller | None
+    ) -> tuple[int, int]:
         """At which resize of the owner these followers of its log are settled (`Change.checked`).
 
         Raises ResizeUnsettled if one of them is not, or does not have the owner's count yet.
@@ -81,9 +83,10 @@ class CutCalls:
         checked = await self._queues.read(owner, last_resize)
 
         def refuse(queue: Queue) -> None:
-            refuse_unsettled(queue)
+            which = mention([queue.name], caller)
+            refuse_unsettled(queue, which)
             if queue.settings.partition_count != checked[0]:
-                raise ResizeUnsettled(queue.name, "it has not followed its log yet")
+                raise ResizeUnsettled(which, "it has not followed its log yet")
 
         for name in followers:
             await self._queues.read(name, refuse)

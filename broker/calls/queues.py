@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from msgspec import UNSET, structs
 
-from broker.calls.access import QueueAccess, act_of
+from broker.calls.access import QueueAccess, act_of, mention, sentence
 from broker.calls.cuts import CutCalls
 from broker.calls.lineage import roots_of
 from broker.calls.positions import refuse_unreachable, shown_positions
@@ -21,6 +21,7 @@ from broker.core import commands as c
 from broker.core.access import ALL_QUEUES, Caller, Right
 from broker.core.creation import create
 from broker.core.errors import (
+    BrokerError,
     Forbidden,
     Invalid,
     LogChanged,
@@ -43,7 +44,7 @@ from broker.store.ports import (
     LogTrimmed,
     NameTaken,
     QueueGone,
-    StoreUnavailable,
+    StoreError,
 )
 from counterpoise import wire
 from counterpoise.logs.address import kind_of
@@ -226,15 +227,28 @@ class QueueCalls:
     async def _make_log(
         self, queue: Queue, keys: Mapping[int, str] | None, caller: Caller | None
     ) -> None:
-        """Makes the log of a new queue; without its log, the queue is deleted again."""
+        """Makes the log of a new queue; if that is refused, the queue is deleted again.
+
+        A log that is away is made later, by a repeated call or by the upkeep. An equal call may
+        have been answered meanwhile, so the queue stays then.
+        """
         try:
             count = len(queue.partitions)
             await self._logs.ensure(queue.settings.log, count, log_owner(queue), keys)
-        except BaseException:
-            with suppress(StoreUnavailable, QueueGone):
-                undone = act_of(caller, "delete_queue", queue.name)
-                await self._store.delete(queue.id, force=True, act=undone)
+        except Unavailable:
             raise
+        except BaseException:
+            # If the queue cannot be deleted now, it stays as if the log were away.
+            with suppress(BrokerError, StoreError):
+                await self._undo(queue, caller)
+            raise
+
+    async def _undo(self, queue: Queue, caller: Caller | None) -> None:
+        """Deletes a queue that was just created, unless somebody uses it already."""
+        with store_available():
+            revisions = await self._store.revisions([queue.id])
+        if revisions == {queue.id: queue.revision}:
+            await self._delete(queue.name, force=False, caller=caller, dry_run=False)
 
     async def _ends(self, log: str, owner: wire.Queue | None) -> Mapping[int, str]:
         """Where the log ends now, so that a queue begins there (the contract, *Queue*, `start`).
@@ -357,7 +371,7 @@ class QueueCalls:
             await self._readers.refuse_resize_of_follower(before)
         checked = None
         if resizes or discard:
-            checked = await self._refuse_disorder(before, changes, discard)
+            checked = await self._refuse_disorder(before, changes, discard, caller)
         # What has no position yet begins at the ends of now, not at those of a later reader.
         begins: Mapping[int, str] = {}
         if changes.get("start", before.start) != before.start and changes["start"] == "latest":
@@ -380,7 +394,11 @@ class QueueCalls:
         return [name for name in names if caller is None or caller.sees(name)]
 
     async def _refuse_disorder(
-        self, queue: wire.Queue, changes: Mapping[str, object], discard: bool
+        self,
+        queue: wire.Queue,
+        changes: Mapping[str, object],
+        discard: bool,
+        caller: Caller | None,
     ) -> tuple[int, int] | None:
         """Raises Invalid and ResizeUnsettled for what a reader with ordered resizes cannot follow.
 
@@ -395,14 +413,17 @@ class QueueCalls:
             and (one.name != queue.name or changes.get("ordered_resize", True))
         ]
         if discard and ordered:
+            which = mention(ordered, caller)
             raise Invalid(
-                f"The queue {ordered[0]!r} has ordered resizes, and messages that are discarded "
+                f"{sentence(which)} has ordered resizes, and messages that are discarded "
                 "cannot be processed before newer ones; leave discard out, or change that queue's "
                 "ordered_resize to false first.",
-                [("discard", f"is not possible: {ordered[0]!r} has ordered resizes")],
+                [("discard", f"is not possible: {which} has ordered resizes")],
             )
         followers = [name for name in ordered if name != queue.name]
-        return await self._cuts.settled_followers(queue.name, followers) if followers else None
+        if not followers:
+            return None
+        return await self._cuts.settled_followers(queue.name, followers, caller)
 
     async def _change(
         self,
@@ -461,8 +482,7 @@ class QueueCalls:
             end = await self._trims.end(before.log, log_owner(before))
         followers = await self._readers.followers(name, before.log) if end is not None else []
         if followers:
-            shown = [each.name for each in followers if caller is None or caller.sees(each.name)]
-            which = f"The queue {shown[0]!r}" if shown else "Another queue"
+            which = sentence(mention([each.name for each in followers], caller))
             raise QueueInUse(f"{which} reads the log of {name!r}; delete that queue first.")
         if dry_run:
             preview, bound = await self._previews.of_deletion(name, deletes_log=end is not None)

@@ -23,17 +23,19 @@ MOST_SECONDS = 60.0
 _MOST_SHOWN = 5
 
 
-def refuse_unsettled(queue: Queue) -> None:
-    """Raises ResizeUnsettled while a resize of this queue has to settle before the next one."""
+def refuse_unsettled(queue: Queue, which: str | None = None) -> None:
+    """Raises ResizeUnsettled while a resize of this queue has to settle before the next one.
+
+    `which`: how the error speaks of the queue, if not by its name.
+    """
+    which = which or f"the queue {queue.name!r}"
     if queue.resize.cuts_due is not None:
-        raise ResizeUnsettled(queue.name, "the log has not said yet where its last resize cut it")
+        raise ResizeUnsettled(which, "the log has not said yet where its last resize cut it")
     if queue.resize.barriers is not None:
         left = sorted(queue.resize.barriers.unreached)
         shown = ", ".join(map(str, left[:_MOST_SHOWN]))
         more = f" and {len(left) - _MOST_SHOWN} more" if len(left) > _MOST_SHOWN else ""
-        raise ResizeUnsettled(
-            queue.name, f"not processed up to their cuts: partitions {shown}{more}"
-        )
+        raise ResizeUnsettled(which, f"not processed up to their cuts: partitions {shown}{more}")
 
 
 def last_resize(queue: Queue) -> tuple[int, int]:
@@ -50,7 +52,7 @@ def begins(changes: Mapping[str, Any], queue: Queue) -> bool:
     if changes.get("ordered_resize"):
         if "partition_count" in changes:
             raise ResizeUnsettled(
-                queue.name,
+                f"the queue {queue.name!r}",
                 "its cuts are read when ordered resizes are switched on",
                 "switch them on first, and resize in a second call.",
             )

@@ -90,12 +90,13 @@ class ResizeUnsettled(BrokerError):
 
     def __init__(
         self,
-        queue: str,
+        which: str,
         why: str,
         advice: str = "try again when its consumers have processed what came before it (GET "
         "…/rebalance shows how far it is). Without consumers, set its ordered_resize to false.",
     ) -> None:
-        super().__init__(f"The last resize of the queue {queue!r} is not settled ({why}); {advice}")
+        """`which`: "the queue 'orders'", or how else the caller may hear of it."""
+        super().__init__(f"The last resize of {which} is not settled ({why}); {advice}")
 
 
 class PartitionEnded(BrokerError):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from broker.core.access import RIGHTS, Caller, Role
 from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.errors import Invalid, LogChanged, QueueExists, ResizeUnsettled, Unavailable
 from broker.logs.ports import Bounds
@@ -583,3 +584,29 @@ async def test_a_position_that_is_set_while_the_cuts_are_taken_has_not_reached_i
     gate.set()
     await resizing
     assert await seen(one, flow) == (1, BARRIERS)
+
+
+@virtual
+async def test_a_key_hears_nothing_of_queues_that_it_may_not_see() -> None:
+    world = World()
+    one = await ordered(world)
+    await one.create_queue(wire.QueueCreate("secret", log=LOG, rebalance_delay=0.0))
+    caller = Caller(RIGHTS[Role.ADMIN], ("orders",), Role.ADMIN, key_id="key", key_name="team")
+    publish(one, 0, 3)
+
+    async def refusal(changes: dict[str, object], discard: bool, caller: Caller | None) -> str:
+        with pytest.raises((Invalid, ResizeUnsettled)) as caught:
+            await one.change_queue("orders", changes, discard, caller)
+        return f"{caught.value} {getattr(caught.value, 'errors', '')}"
+
+    unordered = {"partition_count": 4, "ordered_resize": False}
+    told = await refusal(unordered, True, caller)
+    assert "Another queue has ordered resizes" in told
+    assert "secret" not in told
+    assert "queue 'secret' has ordered resizes" in await refusal(unordered, True, None)
+    await one.change_queue("orders", {"partition_count": 4}, False, caller)
+    await one.change_queue("orders", {"ordered_resize": False}, False, caller)
+    told = await refusal({"partition_count": 8}, False, caller)
+    assert "resize of another queue is not settled" in told
+    assert "secret" not in told
+    assert "queue 'secret' is not settled" in await refusal({"partition_count": 8}, False, None)

@@ -130,6 +130,53 @@ class TestDeleting:
             await one.queue("orders")
 
     @virtual
+    async def test_a_queue_whose_log_is_away_stays_for_a_repeated_call(self) -> None:
+        """That call may have been answered before the first one knows that it has failed."""
+        world = World()
+        one = await world.replica()
+        ensure, gate = one.logs.ensure, asyncio.Event()
+
+        async def fails(*told: Any) -> None:
+            await gate.wait()
+            raise Unavailable("away")
+
+        one.logs.ensure = fails  # type: ignore[assignment,method-assign]
+        first = asyncio.create_task(one.create_queue(spec()))
+        await settle()
+        one.logs.ensure = ensure  # type: ignore[method-assign]
+        made = await one.create_queue(spec())
+        gate.set()
+        with pytest.raises(Unavailable):
+            await first
+        assert await one.queue("orders") == made
+
+    @pytest.mark.parametrize("used", ["bound", "changed", "followed"])
+    @virtual
+    async def test_a_queue_that_is_used_stays_if_a_call_that_created_it_fails(
+        self, used: str
+    ) -> None:
+        world = World()
+        one = await world.replica()
+        ensure = one.logs.ensure
+
+        async def fails(*told: Any) -> None:
+            one.logs.ensure = ensure  # type: ignore[method-assign]
+            await one.create_queue(spec())
+            if used == "bound":
+                await one.join("orders", "first")
+            elif used == "changed":
+                await one.change_queue("orders", {"rebalance_delay": 1.0}, False)
+            else:
+                await one.create_queue(spec("copy", None, log="builtin:orders"))
+            raise RuntimeError
+
+        one.logs.ensure = fails  # type: ignore[assignment,method-assign]
+        with pytest.raises(RuntimeError):
+            await one.create_queue(spec())
+        assert (await one.queue("orders")).name == "orders"
+        assert not any(told[0] == "drop" for told in one.logs.told)
+
+    @virtual
     async def test_a_new_queue_is_at_hand_where_it_was_made(self) -> None:
         world = World()
         one, two = await world.replica(), await world.replica()
