@@ -178,19 +178,25 @@ class Broker(Calls):
 
     async def upkeep(self) -> None:
         """What has to be done now and then: the logs' counts and trimming, and forgetting what is
-        old.
+        old. A step that fails keeps no other from being done.
         """
-        try:
-            await self.log_upkeep.maintain()
-            await self.logs.end_credentials()
-            await self._logs_by_kind.forget(PUBLISHER_SECONDS)
-            now = self.replica.clock.now()
-            kept = self._settings.history_days * 86400
+        now = self.replica.clock.now()
+        kept = self._settings.history_days * 86400
+        store = self.replica.store
+        for step in (
+            self.log_upkeep.maintain,
+            self.logs.end_credentials,
+            partial(self._logs_by_kind.forget, PUBLISHER_SECONDS),
             # The history names flows that have left.
-            await self.replica.store.purge(now - max(GONE_SECONDS, kept), now - kept)
-            await self.replica.store.keys.purge(now - self._settings.audit_days * 86400)
-        except (BrokerError, StoreUnavailable) as error:
-            _log.warning("the upkeep was cut short", error=str(error))
+            partial(store.purge, now - max(GONE_SECONDS, kept), now - kept),
+            partial(store.keys.purge, now - self._settings.audit_days * 86400),
+        ):
+            try:
+                await step()
+            except (BrokerError, StoreUnavailable) as error:
+                _log.warning("the upkeep was cut short", error=str(error))
+            except Exception:
+                _log.exception("a step of the upkeep failed")
 
     async def measure(self) -> None:
         """Stores the ages that this replica has sampled; takes a round of measurements, if it is

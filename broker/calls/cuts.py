@@ -15,7 +15,7 @@ import structlog
 from msgspec import UNSET
 
 from broker.calls.access import QueueAccess, act_of, mention
-from broker.calls.readers import LogReaders, log_owner
+from broker.calls.readers import LogReaders, alone, log_owner
 from broker.core import commands as c
 from broker.core.access import Caller
 from broker.core.barriers import Barriers
@@ -102,6 +102,8 @@ class CutCalls:
             await self._settle(name)
         except BrokerError as error:
             _log.warning("the cuts of a log are not known yet", queue=name, error=str(error))
+        except Exception:
+            _log.exception("taking the cuts of a log failed", queue=name)
 
     async def _settle(self, name: str, act: Act | None = None) -> None:
         def seen(queue: Queue) -> tuple[str, int, int] | None:
@@ -146,7 +148,9 @@ class CutCalls:
         """The followers of this queue, the owner of the log, get its count and the log's cuts.
 
         Those with ordered resizes have followed the log, or await its cuts, when this is over. Only
-        then the owner may take its own cuts: when it has reached them, it can be resized again.
+        then the owner may take its own cuts: when it has reached them, it can be resized again. It
+        waits for no others: one that cannot follow now does so with the upkeep, but does not
+        discard then. So a discard that could not reach it is to be repeated.
 
         Two resizes on two replicas may come here in the other order than they were decided. So the
         count is read again at the end, until it is the same.
@@ -158,7 +162,8 @@ class CutCalls:
                     # A queue that was deleted meanwhile follows no other.
                     with suppress(QueueNotFound):
                         await self._settle(follower.name, act)
-                else:
+                    continue
+                with alone(follower.name, but=Unavailable if discard else ()):
                     await self._readers.follow(follower.name, count, discard, act)
             led, discard = count, False
             count = await self._queues.read(name, lambda queue: queue.settings.partition_count)

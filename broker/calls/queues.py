@@ -30,7 +30,7 @@ from broker.core.errors import (
     QueueNotFound,
     Unavailable,
 )
-from broker.core.model import Settings
+from broker.core.model import MOST_PARTITIONS, Settings
 from broker.core.queue import Queue
 from broker.core.transitions import State
 from broker.logs.names import builtin_name, check_log, decides_count, has_owner, parts_of
@@ -247,8 +247,10 @@ class QueueCalls:
         """Deletes a queue that was just created, unless somebody uses it already."""
         with store_available():
             revisions = await self._store.revisions([queue.id])
-        if revisions == {queue.id: queue.revision}:
-            await self._delete(queue.name, force=False, caller=caller, dry_run=False)
+        is_new = revisions == {queue.id: queue.revision}
+        if is_new and not await self._readers.followers(queue.name, queue.settings.log):
+            act = act_of(caller, "delete_queue", queue.name)
+            await self._store.delete(queue.id, force=False, act=act)
 
     async def _ends(self, log: str, owner: wire.Queue | None) -> Mapping[int, str]:
         """Where the log ends now, so that a queue begins there (the contract, *Queue*, `start`).
@@ -315,6 +317,12 @@ class QueueCalls:
         """The partition count of a new queue: the given one, or that of the followed log."""
         if len(parts_of(log)) > 1:
             whose, count = "several queues", await self._readers.aligned_count(log, spec.name)
+            if count > MOST_PARTITIONS:
+                raise Invalid(
+                    f"A queue that reads these logs side by side would have {count} partitions, "
+                    f"and {MOST_PARTITIONS} is the most: align fewer logs.",
+                    [("align_with", f"makes {count} partitions")],
+                )
         elif decides_count(log):
             whose, count = "the topic", await self._logs.partition_count(log)
         elif owner is not None:
@@ -366,9 +374,12 @@ class QueueCalls:
             await self._refuse_group(str(group), name, before.log, caller)
         if _RETENTION & set(changes):
             _refuse_retention(name, before.log)
-        resizes = changes.get("partition_count", before.partition_count) != before.partition_count
+        count = changes.get("partition_count", before.partition_count)
+        resizes = count != before.partition_count
         if resizes:
             await self._readers.refuse_resize_of_follower(before)
+            assert isinstance(count, int)
+            await self._readers.refuse_wide(before, count, caller)
         checked = None
         if resizes or discard:
             checked = await self._refuse_disorder(before, changes, discard, caller)

@@ -15,11 +15,19 @@ from uuid import uuid4
 import orjson
 import structlog
 
-from broker.calls.access import QueueAccess
+from broker.calls.access import QueueAccess, mention, sentence
 from broker.calls.rendering import queue_row_view, queue_view
 from broker.core import commands as c
 from broker.core.access import Caller, Right
-from broker.core.errors import Forbidden, Invalid, LogChanged, QueueNotFound, Unavailable
+from broker.core.errors import (
+    BrokerError,
+    Forbidden,
+    Invalid,
+    LogChanged,
+    QueueNotFound,
+    Unavailable,
+)
+from broker.core.model import MOST_PARTITIONS
 from broker.core.queue import Queue
 from broker.logs.names import builtin_name, canonical, decides_count, has_owner, parts_of
 from broker.logs.ports import LogOwner, Logs
@@ -137,6 +145,25 @@ class LogReaders:
         owners = await self.owners(log, but)
         return len(owners) * max(owner.partition_count for owner in owners)
 
+    async def refuse_wide(self, queue: wire.Queue, count: int, caller: Caller | None) -> None:
+        """Raises Invalid if a queue that reads this one's log beside others would get too many
+        partitions with this count.
+        """
+        if count <= queue.partition_count or 2 * count <= MOST_PARTITIONS:
+            return
+        wide = [
+            one.name
+            for one in (await self.of(queue.log) if has_owner(queue.log) else ())
+            if count * len(parts_of(one.log)) > MOST_PARTITIONS
+        ]
+        if wide:
+            which = sentence(mention(wide, caller))
+            raise Invalid(
+                f"{which} reads this log beside others, and would have more than "
+                f"{MOST_PARTITIONS} partitions in all; choose fewer, or delete that queue first.",
+                [("partition_count", "is too large for a queue with aligned logs")],
+            )
+
     async def refuse_resize_of_follower(self, queue: wire.Queue) -> None:
         if len(parts_of(queue.log)) > 1:
             names = ", ".join(builtin_name(part) or part for part in parts_of(queue.log))
@@ -189,6 +216,23 @@ class LogReaders:
                 partition_count, discard = await self.aligned_count(log, name), False
             changes = {"partition_count": partition_count}
             await self._queues.submit(name, lambda: Submission(c.Change(changes, discard), act=act))
+
+
+@contextmanager
+def alone(
+    queue: str, *, but: type[BrokerError] | tuple[type[BrokerError], ...] = ()
+) -> Iterator[None]:
+    """What keeps this queue from following its log is logged, and keeps no other from it; `but`
+    these errors are raised.
+    """
+    try:
+        yield
+    except but:
+        raise
+    except BrokerError as error:
+        _log.warning("a queue does not follow its log", queue=queue, error=str(error))
+    except Exception:
+        _log.exception("a queue cannot follow its log", queue=queue)
 
 
 def log_owner(queue: Queue | wire.Queue) -> LogOwner:

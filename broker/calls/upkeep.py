@@ -12,7 +12,7 @@ from broker.calls.access import QueueAccess
 from broker.calls.cuts import CutCalls
 from broker.calls.growth import growth_of
 from broker.calls.positions import stored_positions
-from broker.calls.readers import LogReaders, Trims, log_owner, owner_among
+from broker.calls.readers import LogReaders, Trims, alone, log_owner, owner_among
 from broker.core.errors import BrokerError, Invalid, LogChanged, QueueNotFound
 from broker.core.queue import Queue
 from broker.logs.names import decides_count, parts_of
@@ -87,8 +87,11 @@ class Upkeep:
             return
         for reader in readers if owner.partitioning == "fixed" else ():
             # A queue with ordered resizes follows the log, as it is found just below.
-            if not reader.ordered_resize and await self._has_another_count(reader, owner):
-                await self._readers.follow(reader.name, owner.partition_count, discard=False)
+            if reader.ordered_resize:
+                continue
+            with alone(reader.name):
+                if await self._has_another_count(reader, owner):
+                    await self._readers.follow(reader.name, owner.partition_count, discard=False)
         for reader in readers:
             if reader.ordered_resize:
                 await self._cuts.look_again(reader.name)

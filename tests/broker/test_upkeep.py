@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from contextlib import closing
 from pathlib import Path
 
@@ -11,9 +12,16 @@ import pytest
 
 from broker.calls.conditions import ReportedCondition
 from broker.core.commands import CommitItem
+from broker.core.errors import Unavailable
 from broker.service import Broker
+from broker.settings import Settings
 from broker.store.mirrors import Mirrored
+from broker.testing.database import MemoryDatabase
+from broker.testing.loop import running, virtual
+from broker.testing.process import Process
+from broker.testing.service import MemoryBroker
 from counterpoise.logs.builtin.log import PostgresLog
+from counterpoise.logs.memory import MemoryLogs
 from counterpoise.wire import QueueCreate
 from tests.log_support import append
 from tests.redis_server import RedisServer
@@ -47,6 +55,28 @@ async def test_flows_that_left_are_known_as_long_as_the_history_and_a_day(
     finally:
         await broker.stop()
     assert names == ([("etl-1",)] if kept else [])
+
+
+@pytest.mark.parametrize("error", [RuntimeError(), Unavailable("away")])
+@virtual
+async def test_a_step_of_the_upkeep_that_fails_ends_no_later_one(error: Exception) -> None:
+    loop, began = running(), itertools.count()
+    database = MemoryDatabase(lambda: loop.now)
+    broker = MemoryBroker(Settings(), database, Process(loop), MemoryLogs())
+    await broker.replica.start()
+
+    async def fails(*_: object) -> None:
+        next(began)
+        raise error
+
+    broker.log_upkeep.maintain = fails  # type: ignore[method-assign]
+    broker.logs.end_credentials = fails  # type: ignore[method-assign]
+    broker._logs_by_kind.forget = fails  # type: ignore[assignment, method-assign]
+    broker.replica.store.purge = fails  # type: ignore[assignment, method-assign]
+    broker.replica.store.keys.purge = fails  # type: ignore[assignment, method-assign]
+    await broker.upkeep()
+    await broker.stop()
+    assert next(began) == 5
 
 
 # What may stay for a while. An outage is none of a queue: the machine was too slow.

@@ -59,8 +59,8 @@ BEGIN
         BEGIN
             EXECUTE format('ALTER ROLE %I NOLOGIN', v_role);
         EXCEPTION
-            -- Another replica does it, or has dropped it.
-            WHEN undefined_object OR internal_error THEN NULL;
+            -- Another replica does it, or has dropped it; or this user may not (`drop_clients`).
+            WHEN undefined_object OR internal_error OR insufficient_privilege THEN NULL;
         END;
     END LOOP;
 END $$;
@@ -72,7 +72,14 @@ DECLARE
     v_role text;
     v_dropped text[] := '{}';
 BEGIN
-    PERFORM pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = ANY (p_roles::name[]);
+    FOREACH v_role IN ARRAY p_roles LOOP
+        BEGIN
+            PERFORM pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = v_role::name;
+        EXCEPTION
+            -- The role was made by another user; it waits until its sessions have ended.
+            WHEN insufficient_privilege THEN NULL;
+        END;
+    END LOOP;
     FOREACH v_role IN ARRAY p_roles LOOP
         BEGIN
             IF to_regrole(quote_ident(v_role)) IS NOT NULL THEN

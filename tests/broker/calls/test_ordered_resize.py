@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from broker.core.access import RIGHTS, Caller, Role
 from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.errors import Invalid, LogChanged, QueueExists, ResizeUnsettled, Unavailable
+from broker.core.queue import Queue
 from broker.logs.ports import Bounds
+from broker.store.ports import QueueDamaged, QueueTooNew, StoreError
 from broker.testing.loop import settle, virtual
 from counterpoise import wire
 from tests.broker.shell import Service, World, dynamic, spec
@@ -594,7 +596,7 @@ async def test_a_key_hears_nothing_of_queues_that_it_may_not_see() -> None:
     caller = Caller(RIGHTS[Role.ADMIN], ("orders",), Role.ADMIN, key_id="key", key_name="team")
     publish(one, 0, 3)
 
-    async def refusal(changes: dict[str, object], discard: bool, caller: Caller | None) -> str:
+    async def refusal(changes: Mapping[str, object], discard: bool, caller: Caller | None) -> str:
         with pytest.raises((Invalid, ResizeUnsettled)) as caught:
             await one.change_queue("orders", changes, discard, caller)
         return f"{caught.value} {getattr(caught.value, 'errors', '')}"
@@ -610,3 +612,65 @@ async def test_a_key_hears_nothing_of_queues_that_it_may_not_see() -> None:
     assert "resize of another queue is not settled" in told
     assert "secret" not in told
     assert "queue 'secret' is not settled" in await refusal({"partition_count": 8}, False, None)
+
+
+def unreadable(one: Service, queue: wire.Queue, error: StoreError) -> None:
+    """This queue cannot be loaded by the replica any more."""
+    load = one.database.load
+
+    async def loads(queue_id: str) -> Queue:
+        if queue_id == queue.id:
+            raise error
+        return await load(queue_id)
+
+    one.database.load = loads  # type: ignore[method-assign]
+    one.replica._coordinators[queue.id].queue = None
+
+
+@virtual
+async def test_a_follower_that_cannot_follow_holds_up_no_other_queue() -> None:
+    """In the call that resizes, and in the upkeep."""
+    world = World()
+    one = await ordered(world)
+    audit = await one.create_queue(spec("audit", None, log=LOG))
+    await asyncio.sleep(1)
+    await one.create_queue(spec("later", None, log=LOG))
+    unreadable(one, audit, QueueDamaged("its rows do not fit"))
+    await one.change_queue("orders", {"partition_count": 4}, False)
+    assert (await one.rebalance_status("orders")).resize is None
+    assert (await one.queue("later")).partition_count == 4
+    with pytest.MonkeyPatch.context() as dies:
+        dies.setattr("broker.calls.cuts.CutCalls.lead", _nothing_led)
+        await one.change_queue("orders", {"partition_count": 6}, False)
+    assert (await one.queue("later")).partition_count == 4
+    await one.keep_logs()
+    assert (await one.queue("later")).partition_count == 6
+
+
+async def _nothing_led(*_: object, **__: object) -> None:
+    """No follower is told of the resize."""
+
+
+@virtual
+async def test_a_discard_that_does_not_reach_a_follower_is_to_be_repeated() -> None:
+    """The upkeep would follow without it."""
+    world = World()
+    one = await world.replica()
+    await one.create_queue(spec())
+    audit = await one.create_queue(spec("audit", None, log=LOG))
+    unreadable(one, audit, QueueTooNew("of a later release"))
+    await one.change_queue("orders", {"partition_count": 6}, False)
+    with pytest.raises(Unavailable):
+        await one.change_queue("orders", {"partition_count": 2}, True)
+
+
+@virtual
+async def test_cuts_that_cannot_be_taken_raise_nothing() -> None:
+    """The queue is due again later, and a sweep goes on with others."""
+    one = await ordered(World())
+
+    async def fails(*_: object) -> None:
+        raise AssertionError
+
+    one.logs.set_partition_count = fails  # type: ignore[assignment, method-assign]
+    await one.replica.settle_cuts("orders")

@@ -875,3 +875,23 @@ class TestPages:
         for call in (one.flows, one.partitions, one.rebalances):
             with pytest.raises(Invalid):
                 await call("orders", 2, cursor)
+
+
+@virtual
+async def test_aligned_queues_have_no_more_partitions_than_others() -> None:
+    """At their creation, and when one of their logs is resized."""
+    one = await World().replica()
+    for name in "abc":
+        await one.create_queue(spec(name, 2048))
+    with pytest.raises(Invalid, match="6144") as refused:
+        await one.create_queue(spec("all", None, log="builtin:a+b+c"))
+    assert [field for field, _ in refused.value.errors] == ["align_with"]
+    await one.create_queue(spec("both", None, log="builtin:a+b"))
+    with pytest.raises(Invalid, match="The queue 'both' reads this log"):
+        await one.change_queue("b", {"partition_count": 2049}, False)
+    caller = Caller(RIGHTS[Role.ADMIN], ("b",), Role.ADMIN, key_id="key", key_name="team")
+    with pytest.raises(Invalid, match="Another queue reads this log"):
+        await one.change_queue("b", {"partition_count": 2049}, False, caller)
+    await one.change_queue("c", {"partition_count": 4096}, False)
+    await one.change_queue("b", {"partition_count": 2047}, False)
+    assert [(await one.queue(name)).partition_count for name in "abc"] == [2048, 2047, 4096]

@@ -493,6 +493,24 @@ async def test_a_service_that_is_no_superuser_makes_watches_and_drops_roles(
     await engine.dispose()
 
 
+async def test_a_role_of_another_user_keeps_no_other_from_its_end(
+    weak_url: Any, log_url: str
+) -> None:
+    """The service ran as that user before. Who may not end a role passes it over."""
+    engine, before = async_engine(weak_url("CREATEROLE")), async_engine(log_url)
+    theirs = await given(ClientCredentials(before, log_url), "read", FLOW)
+    ours = await given(ClientCredentials(engine, log_url), "publish", FLOW)
+    with psycopg.connect(theirs.url, autocommit=True) as held:
+        await ClientRoles(engine).revoke([FLOW.name])
+        held.execute("SELECT 1")
+    assert not is_there(log_url, ours)
+    assert is_there(log_url, theirs)
+    await ClientRoles(before).revoke([FLOW.name])
+    assert not is_there(log_url, theirs)
+    for each in (engine, before):
+        await each.dispose()
+
+
 async def test_a_role_that_vanished_is_replaced(engine: AsyncEngine, log_url: str) -> None:
     credentials = ClientCredentials(engine, log_url)
     first = await given(credentials, "read")
