@@ -121,6 +121,7 @@ class Publisher:
         )
         self._lock, self._changed = self._sending.lock, self._sending.changed
         self._closed = False
+        self._ended = False
         self._pid = os.getpid()
 
     @property
@@ -187,17 +188,19 @@ class Publisher:
     def close(self) -> None:
         """Flush and end; closing again, or in a forked child, does nothing.
 
+        If it is interrupted, closing again finishes it, or else the exit of the program.
         Raises the error if it cannot flush, with a note of how many messages are not known to be
         in the log.
         """
         if self._pid != os.getpid():
             return
         with self._changed:
-            closed_before, self._closed = self._closed, True
+            self._closed = True
         self._sending.end()
-        if closed_before:
-            return
         with self._changed:
+            if self._ended:
+                return
+            self._ended = True
             error, self._sending.error = self._sending.error, None
             refusals, self._sending.refusals = self._sending.refusals, []
             self._changed.notify_all()

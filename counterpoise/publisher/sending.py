@@ -97,17 +97,16 @@ class Sending:
         self._closing = False
         self._own = _Stream(publisher_id, first_sequence)
         self._helped = [_Stream(f"{publisher_id}-{number}", 0) for number in range(1, helpers + 1)]
+        self._sends = False  # The sender's thread runs, or is about to.
         self._threads: list[threading.Thread] = []
         self._full_in_a_row = 0
         self._no_help_until = 0.0
 
     def put(self, message: Message, size_bytes: int) -> None:
         """Accept a message. The first one starts the sender."""
-        sooner = self.buffer.put(message, size_bytes, time.monotonic())
-        if not self._threads:
-            self._start("publisher", self._run)
-            _opened(self)
-        if sooner:
+        if not self._sends:
+            self._begin()
+        if self.buffer.put(message, size_bytes, time.monotonic()):
             self.changed.notify_all()
 
     def hurry(self) -> None:
@@ -116,14 +115,20 @@ class Sending:
         self.changed.notify_all()
 
     def end(self) -> None:
-        """Return when all messages are delivered, or the sender has failed. Without `lock`."""
-        _open.discard(self)
+        """Return when all messages are delivered, or the sender has failed. Without `lock`.
+
+        If it is interrupted, the threads go on, and a later call or the exit waits for them.
+        """
         with self.changed:
             self._closing = True
             self.hurry()
+            # No join: before Python 3.13 an interrupted one takes a living thread for ended.
+            while self._sends or any(stream.helping for stream in self._helped):
+                self.changed.wait()
             threads = list(self._threads)
         for thread in threads:
-            thread.join()
+            thread.join()  # It has nothing more to do.
+        _open.discard(self)
 
     def first_sequence(self) -> int:
         """The sequence of the first message. The log is asked once. Without `lock`."""
@@ -138,7 +143,25 @@ class Sending:
 
     # ------------------------------------------------------------------ the sender's thread
 
+    def _begin(self) -> None:
+        _opened(self)
+        # Before the start, which may be interrupted: there are never two senders.
+        self._sends = True
+        try:
+            self._start("publisher", self._run)
+        except Exception:  # No thread can be had.
+            self._sends = False
+            raise
+
     def _run(self) -> None:
+        try:
+            self._send()
+        finally:
+            with self.changed:
+                self._sends = False
+                self.changed.notify_all()
+
+    def _send(self) -> None:
         while (stream := self._next_to_send()) is not None:
             batch = stream.batch
             assert batch is not None
@@ -279,8 +302,15 @@ class Sending:
     # ------------------------------------------------------------------ the end of the program
 
     def end_with_program(self) -> None:
-        """As `end`; logs how many messages could not be delivered. Without `lock`."""
-        self.end()
+        """Deliver what was accepted; log how many messages could not be delivered. Without `lock`.
+
+        The sender goes on: what runs later at the exit may publish, and start no thread any more.
+        """
+        with self.changed:
+            self.hurry()
+            target = self.buffer.accepted
+            while self._sends and self.error is None and self.buffer.confirmed_below < target:
+                self.changed.wait()
         if lacking := self.buffer.unconfirmed:
             _log.error(
                 "a publisher of %s was not closed: %d of its messages are not known to be in the "

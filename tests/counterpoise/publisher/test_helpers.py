@@ -16,6 +16,7 @@ from counterpoise.publisher.delivery import Delivery
 from counterpoise.wire import LogView
 from tests.counterpoise.log_access import service
 from tests.databases import end_other_sessions
+from tests.interrupting import interrupted_when
 from tests.log_support import log, log_url, texts, until, with_logs
 
 __all__ = ["log", "log_url", "service"]
@@ -324,6 +325,59 @@ def test_so_is_the_log_of_a_program_that_ends_without(stage, caplog):
     publisher._sending.end_with_program()
     assert "was not closed: not 1; it is message 2 of this publisher" in caplog.text
     check(stage, 3, without=(1,))
+    publisher._sending.end()
+
+
+def test_what_runs_later_at_the_exit_may_still_publish(stage, monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    publisher = Publisher("flights", client=Service(), open_log=stage.open)
+    stage.let_go()
+    publish(publisher, 1)
+    publisher._sending.end_with_program()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    publish(publisher, 1, first=1)
+    publisher.close()
+    check(stage, 2)
+
+
+def test_a_close_that_was_interrupted_is_finished_by_another_or_at_the_exit(stage):
+    def fail(append, batch):
+        raise LogError("nothing")
+
+    publisher = Publisher("flights", client=Service(), open_log=stage.open)
+    publish(publisher, 3)
+    stage.await_waiting(1)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        interrupted_when(lambda: publisher._sending._closing),
+    ):
+        publisher.close()
+    assert publisher._sending in sending._open
+    stage.trouble = fail
+    threading.Timer(0.05, stage.let_go).start()
+    with pytest.raises(LogError, match="nothing") as failure:
+        publisher.close()
+    assert failure.value.__notes__ == ["3 messages are not known to be in the log"]
+    assert publisher._sending not in sending._open
+    publisher.close()
+    assert stage.closed == stage.opened == 1
+
+
+def test_a_message_is_not_taken_if_no_thread_can_be_had(stage, publisher, monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    stage.let_go()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            publish(publisher, 1)
+    assert publisher.unconfirmed == 0
+    publish(publisher, 1)
+    publisher.flush()
+    check(stage, 1)
 
 
 def test_closing_amid_load_sends_everything(stage, monkeypatch):
