@@ -247,7 +247,7 @@ class AsyncConsumer(BaseConsumer):
         try:
             if self._prepared(self._loop.is_closed):
                 with self._running() as (settling, *_):
-                    settling.join()
+                    settling.wait()
         except BaseException as error:
             self._ended_with = error
         finally:

@@ -44,6 +44,30 @@ WAIT_SECONDS = 0.1
 LEAVE_SECONDS = 2.0
 
 
+class Thread(threading.Thread):
+    """A thread with a wait that a signal may interrupt, as Ctrl-C does.
+
+    Before Python 3.13 an interrupted join takes a living thread for ended.
+    """
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        super().__init__(target=work, name=name, daemon=True)
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self._done.set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether it has ended, after so many seconds at most."""
+        if not self._done.wait(seconds):
+            return False
+        self.join()
+        return True
+
+
 class BaseConsumer:
     """The common part: everything but the workers."""
 
@@ -328,7 +352,7 @@ class BaseConsumer:
         return Client(self._url, token=self._token)
 
     @contextmanager
-    def _running(self) -> Iterator[list[threading.Thread]]:
+    def _running(self) -> Iterator[list[Thread]]:
         """Bind and run the threads, and those that are added to them meanwhile.
 
         The first one is the settler's, which ends when all is settled.
@@ -345,14 +369,14 @@ class BaseConsumer:
                 yield threads
             finally:
                 self.stop(now=True)
-                threads[0].join()
+                threads[0].wait()
                 self._wake_reader.wake()
                 self._wake_keeper.wake()
                 # First: nothing is committed any more, and others wait for the partitions.
                 self.flow.close()
                 until = lease_time() + LEAVE_SECONDS
                 for thread in threads[1:]:
-                    thread.join(max(0.0, until - lease_time()))
+                    thread.wait(max(0.0, until - lease_time()))
         if self._error is not None and not self._ended_with_its_queue():
             raise self._error
 
@@ -369,14 +393,14 @@ class BaseConsumer:
             pass
         return False
 
-    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+    def _thread(self, name: str, work: Callable[[], None]) -> Thread:
         def guarded() -> None:
             try:
                 work()
             except BaseException as error:
                 self._fail(error)
 
-        thread = threading.Thread(target=guarded, name=f"consumer-{self.queue}-{name}", daemon=True)
+        thread = Thread(f"consumer-{self.queue}-{name}", guarded)
         thread.start()
         return thread
 

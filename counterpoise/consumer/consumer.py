@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType, GeneratorType
 from typing import Protocol, Self
 
-from counterpoise.consumer.base import WAIT_SECONDS, BaseConsumer, OnQuarantined
+from counterpoise.consumer.base import WAIT_SECONDS, BaseConsumer, OnQuarantined, Thread
 from counterpoise.consumer.message import Failure, Message
 from counterpoise.consumer.work import Each, Handle, OfRows, Worker
 from counterpoise.options import has_run
@@ -132,7 +132,7 @@ class Consumer(BaseConsumer):
 
         return told
 
-    def _in_threads(self, threads: list[threading.Thread], until: Callable[[], bool]) -> None:
+    def _in_threads(self, threads: list[Thread], until: Callable[[], bool]) -> None:
         def work_of(worker: Worker) -> Callable[[], None]:
             def work() -> None:
                 while not self._lanes.closed:
@@ -143,7 +143,6 @@ class Consumer(BaseConsumer):
         settling = threads[0]
         for number in range(self._concurrency):
             threads.append(self._thread(f"worker-{number}", work_of(self._worker())))
-        while settling.is_alive():
-            settling.join(WAIT_SECONDS)
+        while not settling.wait(WAIT_SECONDS):
             if until():
                 self.stop(now=True)

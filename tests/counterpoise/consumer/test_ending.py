@@ -11,6 +11,8 @@ from counterpoise.consumer import Consumer, base, settling
 from counterpoise.consumer.settling import IN_HAND_SECONDS, Settler
 from counterpoise.flow.blocking import Flow
 from counterpoise.testing import MemoryService
+from tests.eventual import eventually
+from tests.interrupting import interrupted_when
 
 
 class Ending:
@@ -102,6 +104,36 @@ def test_it_unbinds_before_it_waits_for_workers(monkeypatch):
         consumer.stop(now=True)
         thread.join(240)
     assert before == [True] * 3
+
+
+def test_an_interrupt_commits_what_workers_have_handled(monkeypatch):
+    unbound, begun = threading.Event(), []
+    close = Flow.close
+
+    def closing(flow, **options):
+        unbound.set()
+        close(flow, **options)
+
+    def each(message):
+        begun.append(message)
+        if len(begun) == 10:
+            eventually(lambda: consumer._lanes.closed)
+            # The consumer is to wait for it.
+            unbound.wait(0.5)
+
+    monkeypatch.setattr(Flow, "close", closing)
+    with MemoryService() as service:
+        service.create_queue("flights", 2)
+        service.publish("flights", *(b"%d" % number for number in range(10)))
+        consumer = Consumer(
+            "flights", each=each, url=service.url, concurrency=2, commit_seconds=1000
+        )
+        with (
+            pytest.raises(KeyboardInterrupt),
+            interrupted_when(lambda: len(begun) == 10),
+        ):
+            consumer.run()
+        assert sum(int(one or 0) for one in service.committed("flights").values()) == 10
 
 
 @pytest.mark.parametrize("now", [False, True])
