@@ -145,11 +145,11 @@ def test_crashes_amid_a_micro_batch_and_behind_it_cost_no_message(
     start: Any = first.initialOffset()
     eventually(lambda: len(first.latestOffset(start, MANY)["partitions"]) == 2)
     end = first.latestOffset(start, MANY)
-    planned = first.partitions(start, end)
+    planned: Any = first.partitions(start, end)
     crash()
     second = sources.reader(options)
     second.partitions(end, end)
-    again = second.partitions(start, end)
+    again: Any = second.partitions(start, end)
     assert [(one.partition, one.start, one.end) for group in again for one in group.slices] == [
         (one.partition, one.start, one.end) for group in planned for one in group.slices
     ]
