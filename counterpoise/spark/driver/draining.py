@@ -82,10 +82,13 @@ def drain(
 
     Raises DrainTimedOut if that takes longer than `timeout_seconds`, or the service is not reached;
     then the queries are stopped as by `query.stop()`. Raises Unsupported for a query without a
-    Counterpoise source, and the error of a query that failed meanwhile. Queries that have ended
-    already are no error.
+    Counterpoise source, and stops none then. Raises the error of the first query that has failed,
+    once all others have left. Queries that have ended already are no error.
     """
     several = _several(queries)
+    for query in several:
+        if query.isActive:
+            _must_be_ours(channels_of(query))
     try:
         _wait(several, timeout_seconds)
     finally:
@@ -316,11 +319,19 @@ def _wait(
     `lenient`: queries of other sources are ignored. Raises like `drain`.
     """
     give_up_at = time.monotonic() + timeout_seconds
-    left = [_Leaver(query, give_up_at, lenient) for query in queries]
-    while left := [one for one in left if not one.is_over()]:
+    leavers = [_Leaver(query, give_up_at, lenient) for query in queries]
+    while left := [one for one in leavers if not one.is_over()]:
         if at_once() or time.monotonic() >= give_up_at:
             raise _timed_out([view for one in left for view in one.views()], timeout_seconds)
         time.sleep(_POLL_SECONDS)
+    for one in leavers:
+        if one.failure is not None:
+            raise one.failure
+
+
+def _must_be_ours(channels: list[Channel] | None) -> None:
+    if channels == []:
+        raise Unsupported("the query reads from no counterpoise source: use query.stop()")
 
 
 class _Leaver:
@@ -331,19 +342,29 @@ class _Leaver:
         self._give_up_at = give_up_at
         self._lenient = lenient
         self._channels: list[Channel] | None = None
+        self._over = False
+        self.failure: Exception | None = None
+        """Why it has ended or cannot leave. The others leave all the same."""
 
     def is_over(self) -> bool:
         """Whether its flows have left, or the query has ended. Gives the order until they have."""
+        if not self._over:
+            try:
+                self._over = self._is_over()
+            except Exception as error:
+                self.failure, self._over = error, True
+        return self._over
+
+    def _is_over(self) -> bool:
         if not self._query.isActive:
-            if (failure := self._query.exception()) is not None:
-                raise failure
+            self.failure = self._query.exception()
             return True
         if self._channels is None:
             self._channels = channels_of(self._query)
         if self._channels is None:
             return False  # it is just starting
-        if not self._channels and not self._lenient:
-            raise Unsupported("the query reads from no counterpoise source: use query.stop()")
+        if not self._lenient:
+            _must_be_ours(self._channels)
         left = [self._has_left(channel) for channel in self._channels]  # each gets the order
         return all(left)
 

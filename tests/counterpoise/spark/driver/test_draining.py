@@ -129,6 +129,54 @@ def test_a_query_of_others_is_refused_and_one_that_failed_says_so(query: Query) 
     drain(given(query), 600)
 
 
+@pytest.mark.parametrize("failed_at", [0, 1])
+def test_one_that_has_failed_before_does_not_keep_the_others_from_leaving(
+    query: Query, tmp_path: Path, failed_at: int
+) -> None:
+    failed = Query(tmp_path, "failed")
+    failed.isActive, failed.failure = False, RuntimeError("an hour ago")
+    both = [query]
+    both.insert(failed_at, failed)
+    stopped_early: list[bool] = []
+    leaves(query, after=lambda: stopped_early.append(query.stopped.wait(0.2)))
+    with pytest.raises(RuntimeError, match="an hour ago"):
+        drain(given(*both), 600)
+    assert stopped_early == [False]
+    assert query.stopped.is_set()
+
+
+@pytest.mark.parametrize("other_at", [0, 1])
+def test_one_of_others_is_refused_before_any_is_told_or_stopped(
+    query: Query, tmp_path: Path, other_at: int
+) -> None:
+    other = Query(tmp_path, "other")
+    other.channels = []
+    both = [query]
+    both.insert(other_at, other)
+    with pytest.raises(Unsupported, match=r"query\.stop"):
+        drain(given(*both), 600)
+    assert query.channel.get("drain") is None
+    assert not query.stopped.is_set()
+    assert not other.stopped.is_set()
+
+
+def test_one_that_turns_out_to_be_of_others_does_not_keep_the_others_from_leaving(
+    query: Query, tmp_path: Path
+) -> None:
+    other = Query(tmp_path, "other")
+    other.channels = None
+
+    def turn_out() -> None:
+        other.channels = []
+        assert not query.stopped.wait(0.2)
+
+    thread = leaves(query, after=turn_out)
+    with pytest.raises(Unsupported):
+        drain(given(other, query), 600)
+    thread.join()
+    assert (query.channel.get("view") or {})["status"] == "left"
+
+
 def test_a_sink_that_never_returns_does_not_hold_the_program(
     query: Query, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,6 +200,23 @@ def test_a_signal_drains_and_ends_the_program_with_0(
     assert end.value.code == 0
     assert query.stopped.is_set()
     assert plain.stopped.is_set()
+
+
+@pytest.mark.parametrize("failed_at", [0, 1])
+def test_a_signal_drains_what_runs_beside_one_that_has_failed(
+    query: Query, signalled: signal.Signals, failed_at: int
+) -> None:
+    failed = Query(query.channel.directory, "failed")
+    failed.isActive, failed.failure = False, RuntimeError("an hour ago")
+    both = [query]
+    both.insert(failed_at, failed)
+    stopped_early: list[bool] = []
+    leaves(query, after=lambda: stopped_early.append(query.stopped.wait(0.2)))
+    drain_on_sigterm(given(*both), 600, [signalled], end_seconds=0.05)
+    with pytest.raises(SystemExit) as end:
+        get_signals(signalled)
+    assert end.value.code == 1
+    assert stopped_early == [False]
 
 
 def test_a_signal_that_another_thread_gets_drains_as_well(
