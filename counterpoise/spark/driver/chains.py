@@ -75,6 +75,8 @@ def describe(plan: Any) -> Chain | None:
         kind = node.getClass().getSimpleName()
         if kind not in _ROW_BY_ROW or node.children().size() > 1:
             return Chain(queue, f"the operator {kind} may move rows between tasks")
+        if node.subqueries().size():
+            return Chain(queue, "a subquery may become a join, which moves rows between tasks")
         node = node.children().apply(0)
     return Chain(queue, url=url or None)
 

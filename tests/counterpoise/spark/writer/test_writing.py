@@ -145,17 +145,32 @@ def test_repetitions_are_known_after_the_output_was_resized(stage: Stage) -> Non
     assert stage.counts() == Counter(expected(200))
 
 
+# Spark makes joins of them, of which the analyzed plan shows nothing.
+SUBQUERIES = {
+    "in": "select * from doubled where key in (select key from keys)",
+    "exists": "select * from doubled where exists (select 1 from keys where key = doubled.key)",
+    "scalar": "select partition, position, key, value from (select *, "
+    "(select max(key) from keys where key = doubled.key) found from doubled) where found = key",
+}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("by", ["RepartitionByExpression", "minPartitions"])
+@pytest.mark.parametrize("by", ["RepartitionByExpression", "minPartitions", *SUBQUERIES])
 def test_a_query_that_may_mix_partitions_is_refused_and_the_sink_brings_them_together(
     stage: Stage, by: str
 ) -> None:
     stage.publish(100)
     if by == "minPartitions":
         mixed = doubled(stage.messages(minPartitions=16))
+    elif by in SUBQUERIES:
+        keys = stage.spark.range(KEYS).selectExpr("concat('k', id) as key")
+        keys.createOrReplaceTempView("keys")
+        doubled(stage.messages()).createOrReplaceTempView("doubled")
+        mixed = stage.spark.sql(SUBQUERIES[by])
     else:
         mixed = doubled(stage.messages()).repartition(2, "key")
-    with pytest.raises(StreamingQueryException, match=rf"{by}.*QueueSink"):
+    said = "subquery" if by in SUBQUERIES else by
+    with pytest.raises(StreamingQueryException, match=rf"{said}.*QueueSink"):
         stage.run(stage.to_queue(mixed))
     assert not stage.counts()
     sink = QueueSink("out", url=stage.service.url)
