@@ -236,9 +236,17 @@ def _hottest(client: Client, queue: str, seconds: float) -> int:
 
 
 def _ends(client: Client, queue: str) -> dict[int, int]:
-    """The end of each partition, which grows by one with each message."""
-    ends = {one.partition: one.end for one in client.partitions(queue) if one.key is not None}
-    return {number: int(end) for number, end in ends.items() if end is not None and end.isdecimal()}
+    """The end of each partition that is not finished, which grows by one with each message.
+
+    Raises CounterpoiseError if one is not known: its whole history would look like growth.
+    """
+    every = client.partitions(queue)
+    found = [one for one in every if one.key is not None and one.state != "finished"]
+    if any(one.end is None for one in found):
+        raise CounterpoiseError(
+            f"the log of {queue} does not answer, so no rate is known; try again"
+        )
+    return {one.partition: int(one.end) for one in found if one.end and one.end.isdecimal()}
 
 
 def _show(answer: Json, as_json: bool) -> None:

@@ -2,12 +2,16 @@
 
 import json
 import threading
+from types import SimpleNamespace as Object
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from counterpoise.cli import partitions
 from counterpoise.cli.app import app
 from counterpoise.client import Client
+from counterpoise.errors import CounterpoiseError
 from counterpoise.keys import hash_of
 from counterpoise.logs.ranges import parse_range
 from counterpoise.publisher import Publisher
@@ -39,6 +43,33 @@ def test_partitions_are_split_and_merged(client):
 )
 def test_what_makes_no_sense_is_refused(client, words):
     assert run(client, "split", *words).exit_code == 2
+
+
+def looking(*looks) -> Any:
+    """A client whose looks at the partitions find these (number, end, state)."""
+    following = iter(looks)
+    return Object(
+        partitions=lambda queue: [
+            Object(partition=number, key=f"k{number}", end=end, state=state)
+            for number, end, state in next(following)
+        ]
+    )
+
+
+LARGE, SMALL, NEW = (0, "1000000", "owned"), (1, "10", "owned"), (2, "3", "owned")
+UNKNOWN = (0, None, "owned")
+
+
+@pytest.mark.parametrize("looks", [([UNKNOWN, SMALL], [LARGE]), ([LARGE], [UNKNOWN, SMALL])])
+def test_no_partition_is_the_hottest_while_an_end_is_unknown(looks):
+    with pytest.raises(CounterpoiseError, match=r"log of flights does not answer.*try again"):
+        partitions._hottest(looking(*looks), "flights", 0)
+
+
+def test_what_a_new_partition_has_is_its_growth():
+    done = (4, None, "finished")
+    looks = looking([LARGE, SMALL, done], [LARGE, (1, "12", "owned"), NEW, (4, "99", "finished")])
+    assert partitions._hottest(looks, "flights", 0) == 2
 
 
 @pytest.mark.long
