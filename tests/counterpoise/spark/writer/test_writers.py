@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace as Object
+from typing import Any
 
 import pytest
 from pyspark.sql.types import StructType
 
 from counterpoise.client import Client
-from counterpoise.errors import QueueNotFound
+from counterpoise.errors import QueueNotFound, ServiceUnavailable
 from counterpoise.spark import CounterpoiseDataSource, QueueSink
 from counterpoise.spark.channel.channel import Channel
 from counterpoise.spark.channel.running_batch import PlanWriter
 from counterpoise.spark.driver.chains import Chain, chains_in, describe, put_chain
 from counterpoise.spark.errors import InvalidOption, InvalidRows, InvalidSink, Unsupported
 from counterpoise.spark.offsets import Offset
+from counterpoise.spark.writer import target
 from counterpoise.spark.writer.numbering import Input
-from counterpoise.spark.writer.options import write_options
+from counterpoise.spark.writer.options import WriteOptions, write_options
+from counterpoise.spark.writer.target import target_of
 from counterpoise.spark.writer.writers import Written, input_of
 from tests.service import Service
 
@@ -60,6 +63,56 @@ def test_a_queue_that_is_not_there_is_named(service: Service) -> None:
     source = CounterpoiseDataSource({"queue": "none", "url": service.url})
     with pytest.raises(QueueNotFound, match="none"):
         source.writer(PLAIN, False)
+
+
+class Clock:
+    """Time that passes only while something sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(target, "time", clock)
+    return clock
+
+
+def test_a_service_that_is_away_is_waited_for(
+    service: Service, client: Client, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    client.create_queue("out", 1)
+    away = [ServiceUnavailable("away"), ServiceUnavailable("over its rate", retry_after=30.0)]
+    real = Client.log_access
+
+    def log_access(*arguments: Any, **options: Any) -> Any:
+        if away:
+            raise away.pop()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(Client, "log_access", log_access)
+    assert target_of(WriteOptions("out", service.url)).view.partition_count == 1
+    assert not away
+    assert 30 < clock.now < 31
+
+
+def test_a_service_that_stays_away_fails_the_write_when_its_time_is_up(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    def log_access(*_: object) -> Any:
+        raise ServiceUnavailable("away")
+
+    monkeypatch.setattr(Client, "log_access", log_access)
+    with pytest.raises(ServiceUnavailable, match="away"):
+        target_of(WriteOptions("out", "http://127.0.0.1:1", write_timeout_seconds=50))
+    assert 40 < clock.now < 50
 
 
 def test_options_of_spark_are_no_options_of_ours() -> None:
