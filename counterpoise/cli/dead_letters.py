@@ -9,27 +9,30 @@ confirm it (`counterpoise.cli.letters`). It is published under an id made of its
 letter itself was, so a redrive that is interrupted and begun again sends none twice. It takes the
 letters that wait when it begins, and ends in each partition behind the last of them: what fails
 again, or comes meanwhile, waits for the next redrive. It does not begin beside other consumers of
-the letters, which would take some of them. Two queues may read one log of letters: what one of them
-has sent back, the other one passes and does not send again.
+the letters, which would take some of them, nor while a partition with letters is paused, and ends
+if either comes meanwhile. Two queues may read one log of letters: what one of them has sent back,
+the other one passes and does not send again.
 
 The message comes back behind the newer messages of its key: it has waited, and they have not.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from counterpoise.cli.options import InOrder, json_option, queue_argument, service_options
 from counterpoise.cli.output import counted, print_json, say
+from counterpoise.cli.pauses import pause_text
 from counterpoise.cli.reading import TIMEOUT_SECONDS, document, messages_of, opened, text_of
 from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable
 from counterpoise.flow.done_above import DoneAbove
 from counterpoise.logs import Log
 from counterpoise.logs.address import kind_of, parse_log
@@ -46,6 +49,7 @@ def app() -> None:
 
 
 LONGEST_TEXT = 60
+LOOK_SECONDS = 1.0
 
 
 @app.command("list")
@@ -189,6 +193,7 @@ def redrive(
             if others := _others(client, target):
                 say(f"{target} shares its log with {', '.join(others)}: they get the letters, too")
         flows = [] if dry_run else list(client.flows(queue, max_items=1))
+        paused = None if dry_run else _paused(client, queue, last.keys())
     if dry_run or not counts:
         _report(queue, counts, "would be sent" if dry_run else "sent", as_json)
         return
@@ -196,6 +201,11 @@ def redrive(
         raise CounterpoiseError(
             f"{queue} is consumed by {flows[0].client_name!r}, which would take some of the "
             f"letters: stop its consumers first ('counterpoise consumers list {queue}')",
+        )
+    if paused is not None:
+        raise CounterpoiseError(
+            f"{paused}, so its letters could not be sent: resume it first "
+            "('counterpoise queues resume')"
         )
     # After a handoff a letter may come again.
     sent: dict[tuple[int, str], str] = {}
@@ -214,11 +224,56 @@ def redrive(
 
     consumer = Consumer(queue, each=send, url=url, ends=ends, commit_messages=1, at_once=True)
     signals = _Signals(consumer)
-    with stop_on_signals(signals):
-        consumer.run(lambda: len(sent) == len(targets))
+
+    def left() -> set[int]:
+        return {number for number, _ in targets.keys() - sent.keys()}
+
+    with Client(url, timeout_seconds=TIMEOUT_SECONDS) as client, stop_on_signals(signals):
+        hindrance = _Hindrance(client, queue, consumer.flow.instance_id, left)
+        consumer.run(lambda: len(sent) == len(targets) or hindrance.came())
+    if hindrance.said is not None:
+        say(hindrance.said)
     _report(queue, Counter(sent.values()), "sent", as_json, len(targets))
     if len(sent) < len(targets):
         raise click.exceptions.Exit(130 if signals.came else 1)
+
+
+class _Hindrance:
+    """What has come meanwhile, so that the letters left would be waited for without an end."""
+
+    def __init__(
+        self, client: Client, queue: str, instance_id: str, left: Callable[[], Set[int]]
+    ) -> None:
+        """`instance_id`: the redrive's own. `left`: the partitions with letters left."""
+        self._client = client
+        self._queue = queue
+        self._instance_id = instance_id
+        self._left = left
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        self.said: str | None = None
+
+    def came(self) -> bool:
+        """Whether another consumer is bound, or a partition with letters left is paused."""
+        if time.monotonic() >= self._look_at:
+            # Without an answer the redrive goes on, as its consumer does.
+            with suppress(ServiceUnavailable):
+                self.said = self._found()
+            self._look_at = time.monotonic() + LOOK_SECONDS
+        return self.said is not None
+
+    def _found(self) -> str | None:
+        for flow in self._client.flows(self._queue):
+            if flow.instance_id != self._instance_id:
+                return f"{self._queue} is consumed by {flow.client_name!r} as well"
+        return _paused(self._client, self._queue, self._left())
+
+
+def _paused(client: Client, queue: str, numbers: Set[int]) -> str | None:
+    """The first of these partitions that is paused, in words."""
+    for one in client.partitions(queue):
+        if one.partition in numbers and one.paused is not None:
+            return f"partition {one.partition} of {queue} is paused{pause_text(one.paused)}"
+    return None
 
 
 class _Signals:

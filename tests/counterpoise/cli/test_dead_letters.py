@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import uuid
+from contextlib import ExitStack
 from zlib import crc32
 
 import pytest
@@ -171,6 +172,45 @@ def test_letters_that_another_consumer_takes_are_refused_and_missed(
     assert "1 letter of dead sent to orders\n" in said
     assert "1 of 2 letters of dead sent;" in said
     assert len(listed(run)) == 1
+
+
+def test_letters_of_a_paused_partition_are_refused(run, letters):
+    run("queues", "pause", "dead", "-p", "0", "--reason", "wait for it")
+    said = run("dead-letters", "redrive", "dead", code=1).stderr
+    assert "partition 0 of dead is paused (wait for it), so its letters" in said
+    assert "2 letters" in run("dead-letters", "redrive", "dead", "--dry-run").stderr
+    assert len(listed(run)) == 2
+    run("queues", "resume", "dead", "-p", "0")
+    assert "2 letters of dead sent" in run("dead-letters", "redrive", "dead").stderr
+
+
+def meanwhile(monkeypatch, act):
+    """Call it when the letters are counted, and before the consumer is bound."""
+    real = Consumer.run
+
+    def begin(self, until):
+        act()
+        real(self, until)
+
+    monkeypatch.setattr(Consumer, "run", begin)
+
+
+def test_a_redrive_ends_when_what_is_left_is_paused_meanwhile(run, service, letters, monkeypatch):
+    meanwhile(monkeypatch, lambda: run("queues", "pause", "dead"))
+    said = run("dead-letters", "redrive", "dead", code=1).stderr
+    assert "partition 0 of dead is paused\n" in said
+    assert "0 of 2 letters of dead sent;" in said
+
+
+def test_a_redrive_ends_when_another_consumer_is_bound_meanwhile(
+    run, service, letters, monkeypatch
+):
+    with ExitStack() as held:
+        another = Flow("dead", url=service.url, client_name="another")
+        meanwhile(monkeypatch, lambda: held.enter_context(another))
+        said = run("dead-letters", "redrive", "dead", code=1).stderr
+    assert "dead is consumed by 'another' as well" in said
+    assert "0 of 2 letters of dead sent;" in said
 
 
 @pytest.mark.long
