@@ -132,5 +132,5 @@ class QueueSink:
         rows = BatchRows(batch, running).together()
         source = Input(planned.queue_id, planned.log)
         remainder = Remainder((one, one.start) for one in planned.read)
-        task = QueueTask(target_of(self._options), self.name, source, remainder)
+        task = QueueTask(target_of(self._options, waits=True), self.name, source, remainder)
         return rows.mapInArrow(task.__call__, _RESULT_SCHEMA).collect()

@@ -22,20 +22,20 @@ logger = logging.getLogger("counterpoise.spark")
 _BACKOFF = Backoff(0.2, 5.0)
 
 
-def target_of(options: WriteOptions) -> TargetQueue:
+def target_of(options: WriteOptions, *, waits: bool) -> TargetQueue:
     """How tasks reach the log of the queue. Raises errors of the client.
 
-    A service that is away is waited for as long as a log is: each micro-batch asks it, and a
-    restart of the service must not end the query.
+    A stream `waits` for a service that is away as long as for a log: each micro-batch asks it, and
+    a restart of the service must not end the query.
     """
     with Client(options.url) as client:
-        view = _view(client, options)
+        view = _view(client, options, options.write_timeout_seconds if waits else 0.0)
     log_url = options.log_url or environment_access(view.log)
     return TargetQueue(view, log_url, options.write_timeout_seconds)
 
 
-def _view(client: Client, options: WriteOptions) -> LogView:
-    give_up_at = time.monotonic() + options.write_timeout_seconds
+def _view(client: Client, options: WriteOptions, seconds: float) -> LogView:
+    give_up_at = time.monotonic() + seconds
     pauses = Pauses(_BACKOFF)
     while True:
         try:

@@ -89,7 +89,7 @@ class BatchWriter(DataSourceArrowWriter):
             )
         self._queue = options.queue
         self._job = (options.name or uuid.uuid4().hex) if options.repeatable else None
-        self._target = target_of(options)
+        self._target = target_of(options, waits=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Spark calls this in each task."""
@@ -132,7 +132,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "are known by the query's checkpoint, so leave it out"
             )
         self._chains = chains if self._has_positions else {}
-        self._target = target_of(options)
+        self._target = target_of(options, waits=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Spark calls this in each task."""

@@ -90,6 +90,7 @@ def test_a_service_that_is_away_is_waited_for(
 ) -> None:
     client.create_queue("out", 1)
     away = [ServiceUnavailable("away"), ServiceUnavailable("over its rate", retry_after=30.0)]
+    away.append(ServiceUnavailable("for a batch"))
     real = Client.log_access
 
     def log_access(*arguments: Any, **options: Any) -> Any:
@@ -98,7 +99,9 @@ def test_a_service_that_is_away_is_waited_for(
         return real(*arguments, **options)
 
     monkeypatch.setattr(Client, "log_access", log_access)
-    assert target_of(WriteOptions("out", service.url)).view.partition_count == 1
+    with pytest.raises(ServiceUnavailable, match="for a batch"):
+        target_of(WriteOptions("out", service.url), waits=False)
+    assert target_of(WriteOptions("out", service.url), waits=True).view.partition_count == 1
     assert not away
     assert 30 < clock.now < 31
 
@@ -111,7 +114,7 @@ def test_a_service_that_stays_away_fails_the_write_when_its_time_is_up(
 
     monkeypatch.setattr(Client, "log_access", log_access)
     with pytest.raises(ServiceUnavailable, match="away"):
-        target_of(WriteOptions("out", "http://127.0.0.1:1", write_timeout_seconds=50))
+        target_of(WriteOptions("out", "http://127.0.0.1:1", write_timeout_seconds=50), waits=True)
     assert 40 < clock.now < 50
 
 
