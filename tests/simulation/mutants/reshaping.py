@@ -82,7 +82,7 @@ def newer_cut_passed() -> Changes:
 def next_resize_does_not_wait() -> Changes:
     """A resize is taken before the last one is settled."""
 
-    def refuse_unsettled(queue):
+    def refuse_unsettled(queue, which=None):
         pass
 
     return [

@@ -262,7 +262,7 @@ def test_rows_of_a_micro_batch_that_has_read_nothing_are_refused(
     running = SimpleNamespace(planned=BatchPlan({}, {"queue": "in"}, "", "", (), ()), run_id="run")
     monkeypatch.setattr(queue, "batches_by_queue", lambda one: nullcontext([(running, one)]))
     monkeypatch.setattr(queue, "BatchRows", lambda *_: SimpleNamespace(together=lambda: together))
-    monkeypatch.setattr(queue, "target_of", lambda _: output.target)
+    monkeypatch.setattr(queue, "target_of", lambda *_, **__: output.target)
     schema = (
         StructType().add("value", "binary").add("partition", "integer").add("position", "string")
     )
