@@ -139,9 +139,8 @@ class Consumption:
             if channel is None
             else PlanWriter(channel, place.queue_id or "", place.incarnation, options.url)
         )
-        self._batches = Batches(
-            options, flow, self._shared, connection, cores, plans, self._state, clock
-        )
+        whole = None if options.state_on_handoff == "lose" else self._state
+        self._batches = Batches(options, flow, self._shared, connection, cores, plans, whole, clock)
         self._correspondent = None if channel is None else Correspondent(channel, self)
         self._leaving: Leaving | None = None
         self._drained_from_outside = False
@@ -353,7 +352,7 @@ SETTLE_SECONDS = 2.0
 
 class Batches:
     """`cores`: the limit of reading tasks. `plans`: tells the driver the plan of each batch.
-    `state`: of a query that keeps some in Spark.
+    `state`: of a query that keeps some in Spark, and accepts no loss of it.
     """
 
     def __init__(
@@ -388,11 +387,10 @@ class Batches:
         before, after = place.offset(start), place.offset(end)
         planned = slices(before, after)
         view = self._known_view() if planned else None
-        keeps_state = self._state is not None and self._state.must_be_whole
-        if keeps_state and view is not None and start != end:
+        if self._state is not None and view is not None:
             view = self._until_granted({one.partition for one in planned})
-        sorted_out = sort_out(planned, view, keeps_state=keeps_state)
-        if keeps_state and start != end and self._state is not None:
+        sorted_out = sort_out(planned, view, keeps_state=self._state is not None)
+        if self._state is not None:
             self._state.refuse_to_skip(sorted_out.skipped)
         # A query that starts again is first asked from the end to the end, which may not be done.
         if start != end:
@@ -417,13 +415,12 @@ class Batches:
 
     def _until_granted(self, partitions: Set[int]) -> View:
         """The view with these partitions, as long as the flow may get them: after a crash its
-        partitions come back when the holddown ends. Raises FlowEnded.
+        partitions come back when the holddown ends. Raises FlowEnded, and why the flow is over.
         """
         while not partitions <= self._flow.partitions.keys() and self._flow.status == "bound":
             if self._flow.draining:
                 raise FlowEnded(f"queue {self._options.queue!r}: {DRAINED_FROM_OUTSIDE}")
-            with contextlib.suppress(CounterpoiseError):
-                self._flow.wait(0.5)
+            self._flow.wait(0.5)
         return self._flow.partitions
 
     def _known_view(self) -> View | None:

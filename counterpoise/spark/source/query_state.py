@@ -67,11 +67,6 @@ class KeptState:
         for one in lacking:
             self._take(one)
 
-    @property
-    def must_be_whole(self) -> bool:
-        """Whether no loss of state is accepted."""
-        return not self._accepts_loss
-
     def refuse_to_skip(self, skipped: Sequence[Slice]) -> None:
         """A micro-batch that leaves these out must not be done: nobody would miss them later.
 
