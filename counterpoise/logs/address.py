@@ -77,9 +77,14 @@ class LogAddress:
     database: int = 0
     secure: bool = False
 
+    @property
+    def access_kind(self) -> Kind:
+        """The kind of its access: the logs that are read side by side are built in."""
+        return "builtin" if self.kind == "aligned" else self.kind
+
     def canonical(self) -> str:
         """One spelling for each log, to find out whether two queues name the same log."""
-        if self.kind in ("builtin", "aligned"):
+        if self.access_kind == "builtin":
             return f"{_BUILTIN}{self.name}"
         hosts = _netloc(sorted(self.hosts, key=str))
         path = f"{self.database}/{self.name}" if self.kind == "redis" else self.name
@@ -192,9 +197,7 @@ def fitting(log: str, urls: str) -> str | None:
                 f"access {place} of {len(accesses)} to logs has a '*' that is not the first part "
                 "of a host, like *.example.com"
             )
-    # The logs that are read side by side are built in.
-    kind = "builtin" if address.kind == "aligned" else address.kind
-    found = (_on_hosts(address, u) for u in accesses if _access_kind(u) == kind)
+    found = (_on_hosts(address, u) for u in accesses if _access_kind(u) == address.access_kind)
     return next((u for u in found if u is not None), None)
 
 
@@ -241,7 +244,7 @@ def _is_loopback(host: str) -> bool:
 
 def _on_hosts(address: LogAddress, url: str) -> str | None:
     """The access, if it fits the log; one to a domain is one to the hosts of the log."""
-    if address.kind in ("builtin", "aligned"):
+    if address.access_kind == "builtin":
         return url
     parts = _split(url)
     database, name = _place(parts, address.kind)
