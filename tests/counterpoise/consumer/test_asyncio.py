@@ -404,27 +404,29 @@ async def test_a_loop_whose_task_is_cancelled_commits_what_it_has_handled(one_pa
     assert orders.handled == 3
 
 
-async def test_a_loop_that_waits_for_a_message_can_be_cancelled(one_partition):
-    async def loop(consumer):
+@pytest.fixture
+async def waiting_loop(one_partition):
+    """A consumer whose loop waits for its first message, and the task of the loop."""
+
+    async def loop():
         async for _ in consumer:
             raise AssertionError
 
     consumer = one_partition.consumer()
-    running = asyncio.create_task(loop(consumer))
+    running = asyncio.create_task(loop())
     await one_partition.until(lambda: consumer.flow.partitions)
+    return consumer, running
+
+
+async def test_a_loop_that_waits_for_a_message_can_be_cancelled(one_partition, waiting_loop):
+    _, running = waiting_loop
     running.cancel()
     assert await ended(running) == "cancelled"
     assert one_partition.flows == []
 
 
-async def test_a_loop_that_waits_for_its_first_message_can_be_closed(one_partition):
-    async def loop(consumer):
-        async for _ in consumer:
-            raise AssertionError
-
-    consumer = one_partition.consumer()
-    running = asyncio.create_task(loop(consumer))
-    await one_partition.until(lambda: consumer.flow.partitions)
+async def test_a_loop_that_waits_for_its_first_message_can_be_closed(one_partition, waiting_loop):
+    consumer, running = waiting_loop
     await consumer.close()
     assert one_partition.flows == []
     assert await ended(running) is None
