@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -88,25 +89,30 @@ _WAKE = text("SELECT counterpoise_log.wake(CAST(:name AS text), CAST(:partitions
 _RANGES = text(
     "SELECT first_hash, last_hash, partition FROM counterpoise_log.ranges(CAST(:name AS text))"
 )
+# Of each partition it looks at no more than the next :window positions.
 _YOUNG = text("""
-SELECT p.partition, since.position, size.mean
+SELECT p.partition, since.position, size.mean, looked.until
 FROM counterpoise_log.logs AS l JOIN counterpoise_log.partitions AS p USING (log_id)
-JOIN unnest(CAST(:partitions AS integer[]), CAST(:positions AS bigint[]))
-    AS below (partition, position) ON below.partition = p.partition
+JOIN unnest(CAST(:partitions AS integer[]), CAST(:begins AS bigint[]), CAST(:ends AS bigint[]))
+    AS given (partition, begin, until) ON given.partition = p.partition
 CROSS JOIN LATERAL (
+    SELECT greatest(p.first_position, given.begin) AS begin,
+        least(given.until, greatest(p.first_position, given.begin) + :window) AS until
+) AS looked
+LEFT JOIN LATERAL (
     SELECT m.position FROM counterpoise_log.messages AS m
     WHERE m.log_id = p.log_id AND m.partition = p.partition
-        AND m.position >= p.first_position AND m.position < below.position
+        AND m.position >= looked.begin AND m.position < looked.until
         AND m.published_at >= now() - make_interval(secs => :seconds)
     ORDER BY m.position LIMIT 1
-) AS since
+) AS since ON true
 CROSS JOIN LATERAL (
     SELECT CAST(avg(one.bytes) AS double precision) AS mean FROM (
         SELECT octet_length(m.value) + coalesce(octet_length(m.key), 0)
             + coalesce(octet_length(CAST(m.headers AS text)), 0) AS bytes
         FROM counterpoise_log.messages AS m
         WHERE m.log_id = p.log_id AND m.partition = p.partition
-            AND m.position >= since.position AND m.position < below.position
+            AND m.position >= since.position AND m.position < given.until
         ORDER BY m.position LIMIT :sample
     ) AS one
 ) AS size
@@ -114,6 +120,10 @@ WHERE l.name = :name
 """)
 SAMPLE = 10
 """So many messages of a partition stand for the size of the others."""
+SEARCHED = 1_000_000
+"""So many old messages are passed over by one statement that looks for young ones."""
+SEARCH_SECONDS = 30.0
+"""After this time a search for young messages ends where it is; the next one goes on there."""
 _SOME_BOUNDS = text(_BOUNDS.format(" AND p.partition = ANY (CAST(:partitions AS integer[]))"))
 
 
@@ -266,7 +276,10 @@ class BuiltinLogs:
     async def discard(
         self, log: str, partitions: Collection[int], owner: LogOwner | None = None
     ) -> frozenset[int]:
-        """See `LogKind`. Positions continue; readers of discarded messages get no error."""
+        """See `LogKind`. Positions continue; readers of discarded messages get no error.
+
+        They can no longer be read; the upkeep deletes them.
+        """
         async with self._database.transaction() as connection:
             known = await self._database.lock(connection, name_of(log))
             if not may_touch(known, owner):
@@ -284,20 +297,18 @@ class BuiltinLogs:
                     "count": known["partition_count"],
                 },
             )
-            result = frozenset(discarded)
-        await self._sweep(name_of(log))
-        return result
+            return frozenset(discarded)
 
     async def drop(self, log: str, owner: LogOwner | None = None) -> None:
-        """See `LogKind`. A log without an owner is dropped for any caller."""
-        try:
+        """See `LogKind`. A log without an owner is dropped for any caller.
+
+        The log is gone at once; the upkeep deletes what it held (`sweep_dropped`).
+        """
+        with suppress(LogNotFound):
             async with self._database.transaction(database.LONG_SECONDS) as connection:
                 known = await self._database.lock(connection, name_of(log))
                 if may_touch(known, owner):
                     await self._drop(connection, known)
-        except LogNotFound:
-            pass
-        await self.sweep_dropped()
 
     async def _drop(self, connection: AsyncConnection, log: Mapping[str, Any]) -> None:
         """Delete the locked log. Credentials for it are not good for a later one of its name."""
@@ -326,7 +337,14 @@ class BuiltinLogs:
                     "positions": [int(position) for position in below.values()],
                 },
             )
-        await self._sweep(name_of(log))
+        await self.sweep(log)
+
+    async def sweep(self, log: str) -> None:
+        """Delete the messages below the starts of partitions, also when that was interrupted."""
+        await self._database.repeat(
+            "SELECT counterpoise_log.sweep(:name, :limit)",
+            {"name": name_of(log), "limit": SWEEP_MESSAGES},
+        )
 
     async def sweep_dropped(self) -> int:
         """Delete messages of logs that were dropped, also when that was interrupted."""
@@ -468,22 +486,39 @@ class BuiltinLogs:
     ) -> Mapping[int, Young]:
         """Where the messages below these positions begin that were published in the last `seconds`.
 
-        A partition without one is left out.
+        A partition without one is left out. One with so many older messages that the search did
+        not end in time (`SEARCH_SECONDS`) is there with where it ended, and a mean size of 0.
         """
         found: dict[int, Young] = {}
+        end = asyncio.get_running_loop().time() + SEARCH_SECONDS
         async for some in pieces([*below.items()]):
-            async with self._database.transaction(database.LONG_SECONDS) as connection:
-                rows = await connection.execute(
-                    _YOUNG,
-                    {
-                        "name": name_of(log),
-                        "partitions": [number for number, _ in some],
-                        "positions": [position for _, position in some],
-                        "seconds": seconds,
-                        "sample": SAMPLE,
-                    },
-                )
-                found.update((number, Young(position, mean)) for number, position, mean in rows)
+            begins = dict.fromkeys((number for number, _ in some), 0)
+            while begins:
+                async with self._database.transaction(database.LONG_SECONDS) as connection:
+                    rows = await connection.execute(
+                        _YOUNG,
+                        {
+                            "name": name_of(log),
+                            "partitions": [*begins],
+                            "begins": [*begins.values()],
+                            "ends": [below[number] for number in begins],
+                            "window": SEARCHED // len(begins),
+                            "seconds": seconds,
+                            "sample": SAMPLE,
+                        },
+                    )
+                begins.clear()
+                late = asyncio.get_running_loop().time() > end
+                for number, position, mean, until in rows:
+                    if position is not None:
+                        found[number] = Young(position, mean)
+                    elif until < below[number]:
+                        begins[number] = until
+                        found[number] = Young(until, 0.0)
+                    else:
+                        found.pop(number, None)
+                if late:
+                    break
         return found
 
     async def _add_partitions(self, connection: AsyncConnection, name: str) -> None:
@@ -495,12 +530,6 @@ class BuiltinLogs:
                 " ON CONFLICT DO NOTHING"
             ),
             {"name": name},
-        )
-
-    async def _sweep(self, name: str) -> None:
-        await self._database.repeat(
-            "SELECT counterpoise_log.sweep(:name, :limit)",
-            {"name": name, "limit": SWEEP_MESSAGES},
         )
 
 

@@ -191,6 +191,8 @@ class BuiltinKind(LogKind, Protocol):
 
     async def watch(self) -> None: ...
 
+    async def sweep(self, log: str) -> None: ...
+
     async def sweep_dropped(self) -> int: ...
 
     async def forget_publishers(self, idle_seconds: float) -> int: ...
@@ -453,6 +455,8 @@ class LogsByKind:
         """See `Logs`. The last `keep_messages` stay."""
         kind = self._known(log)
         try:
+            if kind is self._builtin:
+                await self._builtin.sweep(log)
             numbered = partial(_numbered, log)
             readers = [dict(map(numbered, some.items())) for some in committed]
             if keys is not None:

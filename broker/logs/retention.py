@@ -7,8 +7,9 @@ queue has not processed count for neither: they stay whatever happens (`trim_flo
 The service looks once a minute, at what may be trimmed [start, floor) of each partition:
 
 1. *Time.* It looks for the first message there that is young enough. The search begins at the
-   start, so it reads what will be deleted, and one message more. Publishers may give times that are
-   not in order; then an old message stays behind a younger one, until that one is old too.
+   start, so it reads what will be deleted, and one message more. What it finds old in half a minute
+   goes, and the rest is for the next time. Publishers may give times that are not in order; then an
+   old message stays behind a younger one, until that one is old too.
 2. *Size.* The log takes the mean of a few messages from there on, and thus estimates what the
    partition would keep. If all partitions together would keep too much, each one keeps the same
    share of its messages, the newest ones.
@@ -42,7 +43,10 @@ class Retention:
 
 
 class Young(NamedTuple):
-    """Of one partition: where the messages begin that are young enough, and their mean size."""
+    """Of one partition: where the messages begin that are young enough, and their mean size.
+
+    With a mean of 0: none is before that position, and the search has not gone further.
+    """
 
     position: int
     mean_bytes: float

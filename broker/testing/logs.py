@@ -138,7 +138,7 @@ class MemoryLogKind:
         """See `LogKind`."""
         self._logs.drop(_name(log), owner.queue_id)
 
-    # What the built-in log has besides: there are no clients and no rests of dropped logs.
+    # What the built-in log has besides: there are no clients, and what is deleted leaves no rest.
 
     async def holders(self) -> frozenset[str]:
         """No credentials were given."""
@@ -157,8 +157,11 @@ class MemoryLogKind:
     async def drop_expired_credentials(self) -> None:
         """As above."""
 
+    async def sweep(self, log: str) -> None:
+        """Trimming leaves nothing."""
+
     async def sweep_dropped(self) -> int:
-        """Dropping leaves nothing."""
+        """Nor does dropping."""
         return 0
 
     async def forget_publishers(self, idle_seconds: float) -> int:

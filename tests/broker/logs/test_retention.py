@@ -106,3 +106,27 @@ async def test_time_and_size_decide(
     everything = {0: "5", 1: "4", 2: "2"}
     assert await below(0, 10_000, p0="5", p1="4", p2="2") == everything
     assert await below(5 * HOUR, 0, p0="5", p1="4", p2="2") == everything
+
+
+async def test_very_much_old_data_goes_in_several_turns(
+    kind_and_log: tuple[BuiltinKind, Callable[[], Log]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, opened = kind_and_log
+    if not isinstance(kind, BuiltinLogs):
+        return  # the one in memory has little
+    await kind.ensure("builtin:flights", 4, OWNER)
+    now = datetime.now(UTC)
+    with closing(opened()) as it:
+        for partition, hours in enumerate([[9, 9, 9, 9, 9, 1, 1], [9, 9, 9, 9, 9, 9], [9, 1]]):
+            messages = [Message(b"x", published_at=now - timedelta(hours=one)) for one in hours]
+            numbers = [partition] * len(messages)
+            it.append(AppendBatch(f"p{partition}", 0, 4, numbers, messages))
+    monkeypatch.setattr("broker.logs.builtin.SEARCHED", 6)
+    ends = {0: 7, 1: 6, 2: 2}
+    found = await kind.young("builtin:flights", ends, 5 * HOUR)
+    assert found == {0: Young(5, 1.0), 2: Young(1, 1.0)}, "one search after the other"
+    monkeypatch.setattr("broker.logs.builtin.SEARCH_SECONDS", -1.0)
+    found = await kind.young("builtin:flights", ends, 5 * HOUR)
+    assert found == {0: Young(2, 0.0), 1: Young(2, 0.0), 2: Young(1, 1.0)}
+    # What is not searched yet is not taken for young when the size is estimated.
+    assert kept_bytes(ends, found) == 1.0
