@@ -214,8 +214,8 @@ class Flow(BaseFlow):
                 continue
             try:
                 has_run(call())
-            except (Exception, SystemExit) as error:
-                # `Killed`, as above, is a kind of SystemExit.
+            except BaseException as error:
+                # `Killed`, as above, is a kind of SystemExit. Anything else ends this call alone.
                 if isinstance(error, SystemExit) and type(error) is not SystemExit:
                     return
                 logger.exception("flow on %s: a callback failed for %s", self.queue, notice)

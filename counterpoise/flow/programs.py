@@ -396,7 +396,8 @@ def leave(core: FlowCore, timeout_seconds: float, reason: str | None = None) -> 
 def log_access(core: FlowCore, fresh: bool = False) -> Program[LogAccess | None]:
     """Credentials for reading the log, renewed before they expire; None if there are none.
 
-    `fresh`: new ones, because the log has refused the present ones.
+    `fresh`: new ones, because the log has refused the present ones. Otherwise the present ones stay
+    in use while the service is away.
     """
     core.check()
     now = (yield Pause(0)).now
@@ -411,6 +412,10 @@ def log_access(core: FlowCore, fresh: bool = False) -> Program[LogAccess | None]
         # The flow has left, or the service is of a release that takes neither.
         call = calls.log_access(queue, "read")
         answer = yield from _until(core, call, None)
+    except ServiceUnavailable:
+        if fresh or core.log_access is None:
+            raise
+        return core.log_access
     core.log_access = answer.value.access
     return core.log_access
 

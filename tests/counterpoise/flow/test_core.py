@@ -18,6 +18,7 @@ from counterpoise.errors import (
     Unreachable,
     error_of,
 )
+from counterpoise.flow import programs
 from counterpoise.flow.core import LOST_EPOCHS
 from counterpoise.wire import CommitItem, LogAccess, ReadyItem, ReleaseItem
 from tests.counterpoise.flow.answers import (
@@ -494,6 +495,31 @@ def test_credentials_are_renewed_an_hour_before_they_expire_by_the_service_s_clo
     flow.log_access = LogAccess("postgresql://u@h/d", EPOCH + timedelta(hours=2))
     assert not flow.log_access_ends_soon(3599.0)
     assert flow.log_access_ends_soon(3601.0)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_credentials_stay_in_use_while_the_service_is_away_unless_the_log_refuses_them(fresh):
+    flow = bound_core(7)
+    flow.log_access = present = LogAccess("postgresql://u@h/d", EPOCH + timedelta(minutes=59))
+    asking = programs.log_access(flow, fresh)
+    now = 0.0
+
+    def outcome():
+        nonlocal now
+        effect = next(asking)
+        while True:
+            now += 1.0
+            away = Unreachable("away") if isinstance(effect, programs.Send) else None
+            try:
+                effect = asking.send(programs.Sent(now, now, 0.5, error=away))
+            except StopIteration as end:
+                return end.value
+
+    if fresh:
+        with pytest.raises(Unreachable):
+            outcome()
+    else:
+        assert outcome() is present
 
 
 def test_each_bind_has_an_attempt_number():

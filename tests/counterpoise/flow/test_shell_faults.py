@@ -585,7 +585,11 @@ async def never_awaited(_owned):
     raise AssertionError
 
 
-@pytest.mark.parametrize("callback", [lambda _owned: sys.exit(1), never_awaited])
+def cancelled(_owned):
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("callback", [lambda _owned: sys.exit(1), cancelled, never_awaited])
 def test_a_callback_that_fails_in_whatever_way_is_logged_and_others_come(faulty, caplog, callback):
     told: list[int] = []
 
