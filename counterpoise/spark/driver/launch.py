@@ -46,7 +46,7 @@ def connected(
     attempt = 1
     while True:
         query = start()
-        while _initialises(query):
+        while _is_undecided(query):
             sleep(_POLL_SECONDS)
         if attempt == ATTEMPTS or not _never_connected(query):
             return query
@@ -64,9 +64,10 @@ def connected(
         attempt += 1
 
 
-def _initialises(query: StreamingQuery) -> bool:
+def _is_undecided(query: StreamingQuery) -> bool:
+    """Whether it initialises, or ends: when Spark says that it has failed, it is still active."""
     message: str = query.status["message"]
-    return query.isActive and message.startswith("Initializing")
+    return query.isActive and message.startswith(("Initializing", "Terminated"))
 
 
 def _never_connected(query: StreamingQuery) -> bool:

@@ -31,6 +31,9 @@ class Query:
     @property
     def status(self) -> dict[str, Any]:
         self.looks -= 1
+        if self.error is not None and self.looks < 2:
+            # It is still active for a moment.
+            return {"message": f"Terminated with exception: {self.error}"}
         return {"message": "Initializing sources" if self.looks > 0 else "Getting offsets"}
 
     def exception(self) -> str | None:
