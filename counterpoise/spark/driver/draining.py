@@ -104,11 +104,11 @@ def drain_on_sigterm(
     """Drain when the process or its JVM is told to end, and end the process with exit code 0 (docs,
     *Draining a query*).
 
-    `what`: queries, or the session: then those that run when the signal comes (queries of other
-    sources are just stopped). `signals`: add `signal.SIGINT` for Ctrl-C. `end_seconds`: how long
-    the program may go on when its queries have stopped, before SystemExit(0) is raised in the main
-    thread, so that `finally` and atexit run. The JVM waits for the drain, then ends with its own
-    exit code (143).
+    `what`: queries, or a session: then those that run when the signal comes, in any session of the
+    application (queries of other sources are just stopped). `signals`: add `signal.SIGINT` for
+    Ctrl-C. `end_seconds`: how long the program may go on when its queries have stopped, before
+    SystemExit(0) is raised in the main thread, so that `finally` and atexit run. The JVM waits for
+    the drain, then ends with its own exit code (143).
 
     Call it in the main thread (otherwise ValueError), after the session was created. Raises
     Unsupported for a session of Spark Connect.
@@ -220,8 +220,8 @@ class _Departure:
             main.join(_AGAIN_SECONDS)
 
     def _queries(self) -> list[StreamingQuery]:
-        streams = getattr(self._what, "streams", None)
-        return list(streams.active) if streams is not None else _several(self._what)
+        session = getattr(self._what, "_jsparkSession", None)
+        return _several(self._what) if session is None else _running_in(session)
 
 
 _wakeup: int | None = None  # the descriptor, once a thread reads what it is told
@@ -281,6 +281,16 @@ def _signal_main_thread(number: int) -> None:
 
 def _several(queries: object) -> list[StreamingQuery]:
     return list(queries) if isinstance(queries, Iterable) else [queries]  # type: ignore[list-item]
+
+
+def _running_in(session: Any) -> list[StreamingQuery]:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from counterpoise.spark.driver.stopping import running_executions
+
+    # Each session knows its own queries alone.
+    found = (one.sparkSession().streams().get(one.id()) for one in running_executions(session))
+    return [StreamingQuery(one) for one in found if one is not None]
 
 
 def stop_all(queries: Iterable[Any], timeout_seconds: float = _STOP_SECONDS) -> None:

@@ -66,11 +66,15 @@ def leave(context: SparkContext) -> None:
         logger.warning("counterpoise: the queries could not leave before Spark stops: %s", error)
 
 
-def _running(session: Any) -> list[Any]:
-    """Spark's own objects for the running queries with Counterpoise sources, in any session."""
+def running_executions(session: Any) -> list[Any]:
+    """Spark's own objects for the running queries of an application, in any of its sessions."""
     active = session.sharedState().activeStreamingQueries()
     found = [active.get(run) for run in list(active)]
-    return [one for one in found if one is not None and reads_ours(one)]
+    return [one for one in found if one is not None]
+
+
+def _running(session: Any) -> list[Any]:
+    return [one for one in running_executions(session) if reads_ours(one)]
 
 
 def _tell(session: Any) -> None:

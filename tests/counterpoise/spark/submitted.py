@@ -21,14 +21,16 @@ import os
 import sys
 from pathlib import Path
 
-from counterpoise.spark import drain_on_sigterm, session
+from counterpoise.spark import drain_on_sigterm, register, session
 from tests.counterpoise.spark.application import Sink
 from tests.counterpoise.spark.starting import started
 
 home, url = Path(sys.argv[1]), sys.argv[2]
 spark = session("submitted")
 drain_on_sigterm(spark, timeout_seconds=150, end_seconds=150)
-messages = spark.readStream.format("counterpoise").option("queue", "flights").option("url", url)
+another = spark.newSession()  # its queries are drained with those of the first one
+register(another)
+messages = another.readStream.format("counterpoise").option("queue", "flights").option("url", url)
 writer = messages.load().writeStream.foreachBatch(Sink(home))
 query = started(writer.option("checkpointLocation", str(home / "checkpoint")))
 (home / "pid").write_text(str(os.getpid()))
