@@ -26,7 +26,7 @@ from tests.budgets import WHOLE, budget
 _EXAMPLES = os.environ.get("COUNTERPOISE_TEST_EXAMPLES")
 # Twenty states in each: 10,000 in a whole run, 400 in a short one.
 PROFILE = settings(
-    max_examples=int(_EXAMPLES or (budget(500) if budget(WHOLE) == WHOLE else 20)),
+    max_examples=int(_EXAMPLES or (budget(250) if budget(WHOLE) == WHOLE else 20)),
     derandomize=_EXAMPLES is None,
     database=None,
     deadline=None,
