@@ -113,7 +113,7 @@ class QueueExists(Refused):
 
 
 class QueueInUse(Refused):
-    """The queue has bound flows; to delete it nevertheless, use force."""
+    """The queue has bound flows (`force` deletes it nevertheless), or another one reads its log."""
 
     code = "queue_in_use"
 
@@ -240,6 +240,7 @@ _IN_PYTHON = tuple(
         (r"POST /v1/queues\b", "Client.create_queue()"),
         (r"PATCH /v1/queues/\S+", "Client.change_queue()"),
         (r"DELETE /v1/queues/[^\s)]+", "Client.delete_queue(force=True)"),
+        (r"\?force=true\b", "force=True"),
         (r"GET …/rebalance\b", "Client.rebalance_status()"),
         (r"GET …/lineage\b", "Client.lineage()"),
         (r"POST …/positions\b", "Client.set_positions()"),

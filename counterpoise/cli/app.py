@@ -25,7 +25,6 @@ from counterpoise.cli.options import options_before_commands
 from counterpoise.errors import (
     CounterpoiseError,
     QueueExists,
-    QueueInUse,
     QueueNotFound,
     Unreachable,
 )
@@ -222,6 +221,7 @@ CALLS: Mapping[str, str] = {
     "Client.lineage()": "'counterpoise lineage'",
     "Client.set_positions()": "'counterpoise positions set'",
     "Client.delete_queue(force=True)": "'counterpoise queues delete --force'",
+    "force=True": "--force",
 }
 
 
@@ -236,8 +236,6 @@ def _worded(error: CounterpoiseError) -> str:
         return f"{said.partition(';')[0]}; 'counterpoise queues list' shows the queues"
     if isinstance(error, QueueExists):
         return f"{said.partition(';')[0]}; 'counterpoise queues change' changes its settings"
-    if isinstance(error, QueueInUse):
-        return f"{said.partition(';')[0]}; stop them first, or delete with --force"
     for method, command in CALLS.items():
         said = said.replace(method, command)
     return said

@@ -80,7 +80,7 @@ def test_each_refusal_has_its_own_exception(client):
     with pytest.raises(Invalid, match="colour"):
         client.create_queue("c", 1, colour="red")
     bound = client.bind("a", "me")
-    with pytest.raises(QueueInUse):
+    with pytest.raises(QueueInUse, match="delete with force=True"):
         client.delete_queue("a")
     with pytest.raises(FlowNotFound):
         client.heartbeat("a", "00000000-0000-0000-0000-000000000000", bound.flow_token)

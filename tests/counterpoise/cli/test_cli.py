@@ -328,6 +328,14 @@ def test_an_answer_may_be_lost(run, service):
         assert (proxy.lost, "published 2 messages" in published.output) == (2, True)
 
 
+def test_force_does_not_delete_a_log_that_another_queue_reads(run):
+    run("queues", "create", "a", "-p", "1")
+    run("queues", "create", "reader", "--log", "builtin:a")
+    refused = run("queues", "delete", "a", "--force", code=1).stderr
+    said = "counterpoise: The queue 'reader' reads the log of 'a'; delete that queue first."
+    assert refused.splitlines() == [said]
+
+
 @pytest.mark.long
 def test_consumers_of_a_deleted_queue_end_with_a_line(run, service, start):
     run("queues", "create", "a", "-p", "4", "--rebalance-delay", "0")
