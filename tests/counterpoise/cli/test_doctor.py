@@ -73,7 +73,11 @@ def test_it_says_what_an_administrator_holds_still(run, service):
 def test_it_says_where_no_wake_up_arrives(run, service, monkeypatch):
     """As through a pooler, which has numbers of its own for the server's processes."""
     run("queues", "create", "a", "-p", "2", "--rebalance-delay", "0")
-    assert "wake-ups of a" not in examined(service.url)
+    run("queues", "create", "b", "-p", "1")
+    run("queues", "create", "beside", "--log", "builtin:a", "--align-with", "b")
+    found = examined(service.url)
+    assert "wake-ups of a" not in found
+    assert "equal partition counts" in found["wake-ups of beside"][1]
     monkeypatch.setattr(connection, "_WHOSE", "SELECT 0, pg_is_in_recovery()")
     state, said = examined(service.url)["wake-ups of a"]
     assert state == "warning"
