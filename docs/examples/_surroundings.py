@@ -221,7 +221,8 @@ def main(
     """Parse the command line; run the application, or with `--mock` the whole play."""
     parser = argparse.ArgumentParser(description=about.partition("\n")[0])
     parser.add_argument("--mock", action="store_true", help="start everything on this machine")
-    parser.add_argument("--service", default="http://127.0.0.1:8640", help="the service's address")
+    address = os.environ.get("COUNTERPOISE_URL", "http://127.0.0.1:8640")
+    parser.add_argument("--service", default=address, help="the service's address")
     parser.add_argument("--queue", default=queue)
     parser.add_argument("--name", default="first", help="of this application")
     parser.add_argument("--directory", type=Path, help="for checkpoints; default: a temporary one")

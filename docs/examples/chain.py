@@ -9,6 +9,7 @@ any number of terminals, each under another name:
 
     counterpoise queues create orders --partitions 8 --for spark
     counterpoise queues create items --partitions 4
+    echo 'ada:{"items": ["3 screws", "1 hammer"]}' | counterpoise publish orders --key-separator :
     python docs/examples/chain.py --name first
 
 Why each item is there once

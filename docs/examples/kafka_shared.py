@@ -7,7 +7,7 @@ leaves, and at the end each message must have come once, in the order of its par
 service (its COUNTERPOISE_LOG_URLS lists kafka://broker:9092) and a topic of your own, in two
 terminals:
 
-    counterpoise queues create orders --log kafka://broker:9092/orders
+    counterpoise queues create orders --log kafka://broker:9092/orders --for spark
     python docs/examples/kafka_shared.py --name first
     python docs/examples/kafka_shared.py --name second
 

@@ -4,9 +4,11 @@
 
 starts everything on this machine: two applications share a queue of orders, one of them is killed
 while it works, and at the end the table must match the published orders. With a service and a
-database of your own, in any number of terminals, each under another name:
+database of your own (with the table `TABLE`, below), in any number of terminals, each under another
+name:
 
-    counterpoise queues create orders --partitions 8
+    counterpoise queues create orders --partitions 8 --for spark
+    echo 'ada:{"amount": 5}' | counterpoise publish orders --key-separator :
     export COUNTERPOISE_SINK_URL=postgresql://writer:…@db/results
     python docs/examples/per_key_counts.py --name first
 

@@ -4,10 +4,11 @@
 
 starts everything on this machine: two applications share a queue of clicks, one of them leaves
 while every visitor has a session open, and the other one closes those sessions with the clicks that
-came before the handoff. With a service and a database of your own (the table is below):
+came before the handoff. With a service and a database of your own (with the table `TABLE`, below):
 
-    counterpoise queues create clicks --partitions 8
-    counterpoise queues create clicks-history --partitions 8 --log builtin:clicks
+    counterpoise queues create clicks --partitions 8 --for spark
+    counterpoise queues create clicks-history --log builtin:clicks --no-ordered-resize
+    echo 'ada:{"at": 60}' | counterpoise publish clicks --key-separator :
     export COUNTERPOISE_SINK_URL=postgresql://writer:…@db/results
     python docs/examples/stateful_sessions.py --name first
 

@@ -4,9 +4,12 @@
 
 starts everything on this machine: two applications share a queue of readings. One leaves and one is
 killed while every window is open, and at the end each window has one row with all its readings.
-With a service and a database of your own, in any number of terminals, each under another name:
+With a service and a database of your own (with the table `TABLE`, below), in any number of
+terminals, each under another name:
 
-    counterpoise queues create readings --partitions 8
+    counterpoise queues create readings --partitions 8 --for spark
+    echo 's1 {"at": "2026-01-01T12:00:07Z", "degrees": 20}' |
+        counterpoise publish readings --key-separator ' '
     export COUNTERPOISE_SINK_URL=postgresql://writer:…@db/results
     python docs/examples/windowed_means.py --name first
 
