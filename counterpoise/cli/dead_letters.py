@@ -155,9 +155,11 @@ def redrive(
     """Send the letters that wait back to where they come from, and pass them here.
 
     Mend the consumer first: a message that fails again becomes a letter again.
-    An interrupted redrive sends none twice. A message comes back behind the
-    newer messages of its key. It ends with exit code 1 if it has sent less than
-    it was to, and 130 if that is because of an interrupt, SIGTERM or SIGHUP.
+    It sends nothing beside another consumer of the letters, or while one of
+    their partitions is paused. An interrupted redrive sends none twice. A
+    message comes back behind the newer messages of its key. It ends with exit
+    code 1 if it has sent less than it was to, and 130 if that is because of an
+    interrupt, SIGTERM or SIGHUP.
 
     Whoever may publish to the queue of letters can put any message there. So the
     log of the queue that a letter names must still have the same message at the
