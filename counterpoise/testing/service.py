@@ -147,7 +147,9 @@ class MemoryService:
                     publisher.publish(data, key=key)
 
     def messages(self, queue: str) -> list[dict[str, Any]]:
-        """All messages in the queue's log, by partition and position, as rows of MESSAGE_SCHEMA."""
+        """All messages in the queue's log, by partition and position: dicts with `partition`,
+        `position`, `key`, `value`, `headers` (None, or pairs of name and value), `published_at`.
+        """
         view = self.client.log_access(queue, "read")
         log = open_log(view.log, view.access or LogAccess(self._server.logs.access))
         bounds = log.bounds(range(view.partition_count))
@@ -159,7 +161,7 @@ class MemoryService:
         ]
 
     def committed(self, queue: str) -> dict[int, str | None]:
-        """The committed position of each partition."""
+        """The next position of each partition: `{0: "0", 1: "17"}`; None before the first owner."""
         return {one.partition: one.position for one in self.client.partitions(queue)}
 
     def lag(self, queue: str) -> int:
@@ -167,7 +169,7 @@ class MemoryService:
         return sum(one.lag or 0 for one in self.client.partitions(queue))
 
     def owners(self, queue: str) -> dict[int, str | None]:
-        """The client name of each partition's owner."""
+        """The client name of each partition's owner: `{0: "host:4711", 1: None}`."""
         names = {flow.flow_id: flow.client_name for flow in self.client.flows(queue)}
         return {
             one.partition: None if one.owner is None else names.get(one.owner, one.owner)
@@ -177,8 +179,10 @@ class MemoryService:
     # -------------------------------------------------------------- consumers
 
     def run(self, consumer: Consumer | AsyncConsumer, timeout_seconds: float = 30.0) -> None:
-        """Run a consumer in this thread until it has handled and committed what is in the queue; an
-        `AsyncConsumer` in an event loop of its own.
+        """Run a consumer in this thread until it has handled and committed what is in the queue.
+
+        An `AsyncConsumer` gets an event loop of its own; in an async test use
+        `await consumer.run(until=…)`.
 
         Raises what its handler raises, ValueError for a consumer of another service, and
         TimeoutError after so many real seconds: a consumer that passes messages by (quarantine) or
