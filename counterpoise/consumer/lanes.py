@@ -294,7 +294,7 @@ class Lanes:
                 lane = self._lane_of(grant)
                 if lane is not None:
                     lane.drop_waiting()
-                    lane.unplaced = lane.partition in self._ledger.in_flight
+                    lane.unplaced = lane.in_hand > 0
             for grant in changes.opened:
                 lane = self._lane_of(grant)
                 if lane is not None:

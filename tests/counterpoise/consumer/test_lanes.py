@@ -599,6 +599,23 @@ def test_a_lane_that_is_resumed_while_a_worker_has_a_piece_hands_nothing_out_twi
     assert lanes.take(None, 0).chunk.start == "4"
 
 
+def test_a_lane_that_is_resumed_beside_a_piece_of_the_grant_before_is_read_on():
+    """An administrator has set the positions, and paused the partition, while a message lasts."""
+    view = View(0)
+    lanes = make(view)
+    fill(lanes)
+    piece = lanes.take(4, 0)
+    view.own(0, epoch=2)
+    lanes.follow()
+    view.pause(0)
+    lanes.follow()
+    view.own(0, epoch=2)
+    lanes.follow()
+    lanes.put_back(piece, handle(piece))
+    fill(lanes)
+    assert lanes.take(None, 0).chunk.start == "0"
+
+
 def test_a_paused_lane_that_is_revoked_is_released_at_once():
     view = View(0)
     lanes = make(view)
