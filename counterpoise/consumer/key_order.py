@@ -122,7 +122,15 @@ class KeyWindow:
     def set_aside(self) -> int:
         """How many messages wait to be tried again, or behind such a one of their key."""
         # Any thread may ask.
-        keys = [one.message.key for _, _, one in self._paused]
+        return self._with_those_behind([one for _, _, one in self._paused])
+
+    @property
+    def stopped(self) -> int:
+        """How many messages wait in quarantine, or behind such a one of their key."""
+        return self._with_those_behind([one for one in self.quarantined if not one.in_hand])
+
+    def _with_those_behind(self, ones: Sequence[Keyed]) -> int:
+        keys = [one.message.key for one in ones]
         return len(keys) + sum(len(self._behind.get(key, ())) for key in keys if key is not None)
 
     def may_begin(self, most_ranges: int) -> bool:

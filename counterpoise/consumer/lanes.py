@@ -437,7 +437,7 @@ class Lanes:
         with self._changed:
             messages = self._max_messages - lane.waiting_messages
             if self._limit is not None:
-                waiting = sum(one.waiting_messages + one.in_hand for one in self._lanes.values())
+                waiting = sum(map(_to_come, self._lanes.values()))
                 messages = min(messages, self._limit - self.handled - waiting)
             return max(0, messages), max(1, self._share_bytes() - lane.waiting_bytes)
 
@@ -719,6 +719,10 @@ class Lanes:
             if lane is None or not lane.is_quarantined:
                 return False
             if lane.window is not None and lane.window.resume():
+                if self._limit is not None:
+                    # They may be more than it has room for: `room` has not counted them.
+                    lane.drop_waiting()
+                    lane.unplaced = lane.in_hand > 0
                 self._stand(lane)
             lane.quarantined, lane.failure, lane.not_before = False, None, 0.0
             self._wake_reader()
@@ -860,3 +864,9 @@ class Lanes:
         """The present lanes, in the order of partitions, for display."""
         with self._changed:
             return [self._lanes[number] for number in sorted(self._lanes)]
+
+
+def _to_come(lane: Lane) -> int:
+    """How many of its messages are being handled or will be, unless it is resumed."""
+    stopped = 0 if lane.window is None else lane.window.stopped
+    return lane.waiting_messages + lane.in_hand - stopped

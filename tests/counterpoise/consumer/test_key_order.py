@@ -214,6 +214,28 @@ def test_a_key_resumed_while_its_message_is_in_hand_is_tried_again() -> None:
     assert [*take_all(lanes)] == [0]
 
 
+def test_a_quarantined_key_takes_nothing_of_the_limit() -> None:
+    """Else a consumer with a limit would wait for what it does not handle."""
+    partition = Partition.of(["a", "a", "b", "c", "d", "e"])
+    lanes = made(partition, limit=3)
+    taken = take_all(lanes)
+    (lane,) = lanes.snapshot()
+    lanes.quarantine(lane, taken[0].one)
+    lanes.finish(taken[0], handled=False)
+    lanes.finish(taken[2], handled=True)
+    read(lanes, partition)
+    other = take(lanes)
+    assert other is not None
+    assert other.one.begin == 3
+    # With those of the key there would be more than the limit.
+    assert lanes.resume_lane(0)
+    read(lanes, partition)
+    assert take(lanes) is None
+    lanes.finish(other, handled=True)
+    read(lanes, partition)
+    assert [*take_all(lanes)] == [0]
+
+
 def test_a_slow_key_holds_its_partition_only_at_the_bound() -> None:
     """Every other message is of one key, whose first one is in hand for ever."""
     keys = ["slow" if number % 2 == 0 else f"k{number}" for number in range(4 * MOST_RANGES)]
