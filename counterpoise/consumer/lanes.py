@@ -518,10 +518,12 @@ class Lanes:
     ) -> None:
         """The log ends at `end` for good, and `successors` come after it if the log has sealed it.
 
-        When all before the end is handled, the lane is finished.
+        When all before the end is handled, the lane is finished. Not if it has been taken back
+        since the log was asked.
         """
         with self._changed:
-            if lane.grant.open:
+            retires = lane.grant.owned.state == "retiring"
+            if lane.grant.open and (retires or successors is not None):
                 self._ledger.ends_at(lane.partition, start, end, successors)
                 if lane.grant.at_end:
                     self._wake_settler()

@@ -185,7 +185,7 @@ class Changes:
     again, ended grants.
 
     `moved`: cuts up to which grants are read may have come, gone or moved. `ending`: the end of a
-    grant may be final by now.
+    grant may be final by now, or is not any more.
     """
 
     new: tuple[Grant, ...] = ()
@@ -246,7 +246,7 @@ class Ledger:
                 moved = moved or (
                     owned.resize is not None and owned.revision != known.owned.revision
                 )
-                ending = ending or owned.state == "retiring" != known.owned.state
+                ending = ending or (owned.state == "retiring") != (known.owned.state == "retiring")
                 was_open = known.open
                 self._update(known, owned)
                 if known.open is not was_open:

@@ -280,6 +280,23 @@ def test_a_retiring_lane_that_is_taken_back_is_read_on():
     assert lanes.wanting() == [lane]
 
 
+def test_a_retiring_lane_that_is_taken_back_before_its_end_was_reached_is_read_on():
+    """Whether its end is known by then, or the log was asked before and answers now."""
+    woken = []
+    view = View(0, 1)
+    lanes = make(view, wake_reader=lambda: woken.append(True))
+    view.own(0, 1, state="retiring")
+    lanes.follow()
+    known, asked = lanes.snapshot()
+    lanes.came_to_end(known, "0", "10")
+    del woken[:]
+    view.own(0, 1)
+    lanes.follow()
+    lanes.came_to_end(asked, "0", "0")
+    assert lanes.wanting() == [known, asked]
+    assert woken
+
+
 def test_a_retiring_lane_is_released_when_its_last_message_is_handled():
     woken = []
     view = View(0)
