@@ -64,7 +64,7 @@ from datetime import datetime
 from functools import cmp_to_key
 from typing import NamedTuple
 
-from counterpoise.consumer.message import Message, Ownership
+from counterpoise.consumer.message import Failure, Message, Ownership
 from counterpoise.flow.view import Owned
 from counterpoise.logs.rows import Columns, Rows, microseconds_of
 
@@ -175,6 +175,9 @@ class Redelivery:
         self.size_bytes = 0
         self.count = 0
         self.held_elsewhere: Mapping[str, int] = {}
+        # Of these the record could not be confirmed, and why they are set aside. If it is there,
+        # the next owner finds them set aside: so they have to be, also if their key comes free.
+        self.doubted: dict[MessagePlace, Failure | None] = {}
         # It is known that memory has room for no more.
         self.is_full = False
         # When the next message is to be tried (`lease_time`); None: there is none.
@@ -186,7 +189,7 @@ class Redelivery:
     @property
     def holds_some(self) -> bool:
         """Whether there may be keys that must wait."""
-        return self.count > 0 or bool(self.held_elsewhere)
+        return self.count > 0 or bool(self.held_elsewhere or self.doubted)
 
     def must_wait(self, key: str | None, place: MessagePlace, owned: Owned) -> bool:
         """Whether the message is set aside already, or one of its key that it must not overtake.
@@ -195,7 +198,8 @@ class Redelivery:
         """
         if not self.holds_some:
             return False
-        return self.holds(key) or self.has(place) or self._waits(key, self.era(place, owned))
+        known = self.has(place) or place in self.doubted
+        return known or self.holds(key) or self._waits(key, self.era(place, owned))
 
     def holds(self, key: str | None) -> bool:
         """Whether a message of this key is set aside."""
@@ -220,6 +224,7 @@ class Redelivery:
     def add(self, one: SetAside) -> None:
         """Its record is written, and it is set aside from now on."""
         self._insert(one)
+        self.doubted.pop(one.place, None)
         self.plan()
 
     def remove(self, one: SetAside) -> None:

@@ -502,6 +502,7 @@ class Worker:
         place = self._place(lane, message.position)
         if table.has(origin):
             return None  # By an owner that was killed before its commit.
+        failure = failure or table.doubted.get(origin)
         if not self._may_set_aside(lane):
             return now
         one = SetAside(
@@ -529,6 +530,7 @@ class Worker:
             may_write = partial(self._may_set_aside, lane)
             yield Wait(partial(retries.write, "message", one, lane.epoch, may_write))
         except AWAY as error:
+            table.doubted[origin] = failure
             logger.warning("%s: could not be set aside, again later: %s", place, error)
             return lease_time() + UNWRITTEN_SECONDS
         except Exception as error:

@@ -1,6 +1,7 @@
 """The parts of delayed redelivery alone: lanes, a worker, the keeper, beside stand-ins."""
 
 from contextlib import nullcontext
+from math import inf
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -194,6 +195,54 @@ def test_what_is_set_aside_amid_batches_leaves_its_failure_to_no_other_message()
     )
     worker.turn(0)
     assert (written, lane.position, lane.failure, halted) == ([("9", 0)], "10", None, [])
+
+
+def test_a_message_that_may_be_set_aside_already_is_set_aside_also_when_its_key_is_free():
+    """Else the next owner would find the record, and handle the message once more."""
+    handled, written = [], []
+
+    def write(kind, one, *_):
+        written.append((kind, one.place.position))
+        if len(written) == 1:
+            raise LogUnavailable("no answer, and the record is there")
+
+    held = one_of("5", key="k")
+    lanes, lane = loaded(View(0), held)
+    rows = Rows(Columns(0, range(9, 11), [0, 0], [b"k", b"l"], [b"v", b"v"], [None, None]))
+    lanes.add(lane, "0", [Chunk(rows, "11")], "11", more=False)
+    worker, halted = worker_of(lanes, lambda message: handled.append(message.position), write)
+    worker.turn(0)
+    lane.redelivery.remove(held)
+    for _ in range(2):
+        lanes.call_due(inf)
+        worker.turn(0)
+    assert (handled, halted) == (["10", "9"], [])
+    assert written == [("message", "9"), ("message", "9"), ("done", "9")]
+    assert not lane.redelivery.holds_some
+
+
+def test_a_failure_that_may_be_recorded_is_not_forgotten_when_the_lane_is_resumed():
+    """Another message of the partition has come into quarantine, and out of it, meanwhile."""
+    tried, written = [], []
+
+    def each(message):
+        tried.append(message.position)
+        raise ValueError
+
+    def write(_kind, one, *_):
+        written.append((one.place.position, one.attempts))
+        if len(written) == 1:
+            raise LogUnavailable("no answer, and the record is there")
+
+    lanes, lane = loaded(View(0))
+    fill(lanes, most=1)
+    worker, halted = worker_of(lanes, each, write)
+    worker.turn(0)
+    lanes.quarantine(lane)
+    lanes.resume_lane(0)
+    fill(lanes, most=1)
+    worker.turn(0)
+    assert (tried, written, halted) == (["0"], [("0", 1), ("0", 1)], [])
 
 
 def test_a_retry_log_that_is_missing_now_ends_no_consumer():
