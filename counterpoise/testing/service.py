@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 from counterpoise.client import SERVICES, Client
 from counterpoise.errors import FlowGone, QueueNotFound
+from counterpoise.flow.done_above import DoneAbove
 from counterpoise.logs import Message, open_log
 from counterpoise.options import check_seconds
 from counterpoise.publisher import Publisher
@@ -190,7 +191,7 @@ class MemoryService:
         """
         check_seconds(timeout_seconds=timeout_seconds)
         self._check_ours(consumer)
-        waiting = self.lag(consumer.queue)
+        waiting = self._waiting(consumer.queue)
         deadline = time.monotonic() + timeout_seconds
         late = False
 
@@ -257,6 +258,13 @@ class MemoryService:
                 raise TimeoutError(f"it did not come about within {timeout_seconds:g} s")
             with self._changed:
                 self._changed.wait(0.01)
+
+    def _waiting(self, queue: str) -> int:
+        """How many messages of the queue are to be handled."""
+        return sum(
+            (one.lag or 0) - DoneAbove.of_text(one.done_above).count(int(one.position or 0))
+            for one in self.client.partitions(queue)
+        )
 
     def _check_ours(self, consumer: Consumer | AsyncConsumer) -> None:
         if consumer.flow.url.removesuffix("/v1") != self.url:

@@ -15,6 +15,7 @@ from counterpoise.logs import Message
 from counterpoise.testing import Killed, MemoryService
 from counterpoise.testing.plugin import counterpoise_service
 from counterpoise.waking import Waking
+from counterpoise.wire import CommitItem
 
 __all__ = ["counterpoise_service"]
 
@@ -299,6 +300,18 @@ def test_a_run_ends_behind_what_was_set_aside(service):
     service.run(Consumer("orders", each=fail_once, on_poison=retry))
     assert sorted(seen) == [b"first", b"first", b"second"]
     assert service.lag("orders") == 0
+
+
+def test_a_run_does_not_wait_for_what_is_done_above_the_position(service):
+    service.create_queue("keyed", partitions=1)
+    service.publish("keyed", "first", "second", "third")
+    with Flow("keyed") as flow:
+        service.wait_until(lambda: flow.partitions)
+        flow.commit([CommitItem(0, flow.partitions[0].epoch, "0", done_above="1+1")])
+    seen = []
+    service.run(Consumer("keyed", each=lambda message: seen.append(message.value), order="key"))
+    assert seen == [b"first", b"third"]
+    assert service.lag("keyed") == 0
 
 
 def test_a_resize_and_a_trim_work_as_in_production(service):
