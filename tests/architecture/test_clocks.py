@@ -49,6 +49,7 @@ ALLOWED = {
     "broker/calls/growth.py": TRIES,
     "broker/calls/measurements.py": LASTS,
     "broker/calls/updates.py": "how long a poll waits: its client asks again",
+    "broker/logs/builtin.py": TRIES,
     "broker/logs/external.py": TRIES,
     "broker/logs/positions.py": TRIES,
     "broker/postgres/checks.py": WORDS,
