@@ -10,8 +10,9 @@ letter itself was, so a redrive that is interrupted and begun again sends none t
 letters that wait when it begins, and ends in each partition behind the last of them: what fails
 again, or comes meanwhile, waits for the next redrive. It does not begin beside other consumers of
 the letters, which would take some of them, nor while a partition with letters is paused, and ends
-if either comes meanwhile. Two queues may read one log of letters: what one of them has sent back,
-the other one passes and does not send again.
+if either comes meanwhile. Nor does it begin with letters that would wait for others, which it does
+not send: after an ordered resize these come first. Two queues may read one log of letters: what one
+of them has sent back, the other one passes and does not send again.
 
 The message comes back behind the newer messages of its key: it has waited, and they have not.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -196,6 +197,7 @@ def redrive(
                 say(f"{target} shares its log with {', '.join(others)}: they get the letters, too")
         flows = [] if dry_run else list(client.flows(queue, max_items=1))
         paused = None if dry_run else _paused(client, queue, last.keys())
+        held_up = None if dry_run else _held_up(client, queue, ends)
     if dry_run or not counts:
         _report(queue, counts, "would be sent" if dry_run else "sent", as_json)
         return
@@ -209,6 +211,8 @@ def redrive(
             f"{paused}, so its letters could not be sent: resume it first "
             "('counterpoise queues resume')"
         )
+    if held_up is not None:
+        raise CounterpoiseError(f"{held_up}: send more of them, or all")
     # After a handoff a letter may come again.
     sent: dict[tuple[int, str], str] = {}
 
@@ -275,6 +279,23 @@ def _paused(client: Client, queue: str, numbers: Set[int]) -> str | None:
     for one in client.partitions(queue):
         if one.partition in numbers and one.paused is not None:
             return f"partition {one.partition} of {queue} is paused{pause_text(one.paused)}"
+    return None
+
+
+def _held_up(client: Client, queue: str, ends: Mapping[int, str]) -> str | None:
+    """The first partition with letters up to here that would wait without an end for letters of
+    another one, which are not to be sent (the contract, *Ordered resize*), in words.
+    """
+    there = {one.partition: one for one in client.partitions(queue)}
+    for number, end in ends.items():
+        one = there[number]
+        for other in one.waits_for or ():
+            short = int(ends.get(other, "0")) < int(there[other].cut or "0")
+            if short and int(end) > int(one.cut or "0"):
+                return (
+                    f"{queue} was resized, and letters of partition {number} wait for others of "
+                    f"partition {other}, which would not be sent"
+                )
     return None
 
 

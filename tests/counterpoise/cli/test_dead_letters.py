@@ -229,6 +229,28 @@ def put(service, queue, value, key, headers):
         publisher.publish(value, key, headers)
 
 
+@pytest.mark.long
+def test_letters_that_would_wait_for_others_are_refused(run, service):
+    """A resize of their queue is ordered, and not settled while letters from before it wait."""
+    run("queues", "create", "dead", "-p", "2", "--rebalance-delay", "0")
+    run("queues", "create", "mended", "-p", "1")
+
+    def put_in(count, *numbers):
+        for number in numbers:
+            keys = (f"k{n}" for n in range(99))
+            key = next(one for one in keys if crc32(one.encode()) % count == number)
+            put(service, "dead", b"x", key, claiming("mended"))
+
+    put_in(2, 0, 1)
+    run("queues", "resize", "dead", "3")
+    put_in(3, 0)
+    redrive = ("dead-letters", "redrive", "dead", "--trust", "mended", "-n")
+    said = run(*redrive, "2", code=1).stderr
+    assert "dead was resized, and letters of partition 0 wait for others of partition 1" in said
+    assert "1 letter of dead sent" in run(*redrive, "1").stderr
+    assert "2 letters of dead sent" in run(*redrive, "2").stderr
+
+
 @pytest.fixture
 def genuine(run, letters):
     """What the letter of order 1 says; the queue of letters is empty then."""
