@@ -377,6 +377,9 @@ class BaseConsumer:
                 until = lease_time() + LEAVE_SECONDS
                 for thread in threads[1:]:
                     thread.wait(max(0.0, until - lease_time()))
+                if self._retries is not None:
+                    # After the last message in hand, which may be set aside.
+                    self._retries.close()
         if self._error is not None and not self._ended_with_its_queue():
             raise self._error
 

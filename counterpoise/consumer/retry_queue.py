@@ -426,7 +426,6 @@ class Keeper:
                 self._waking.wait(pause)
         finally:
             self._flow.close()
-            self._retries.close()
 
     def _load(self) -> bool:
         """Returns whether a key is held that another partition has set aside: then load again."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from counterpoise.consumer import Consumer, base, settling
+from counterpoise.consumer import Consumer, Retry, base, settling
+from counterpoise.consumer.retry_queue import RetryQueue
 from counterpoise.consumer.settling import IN_HAND_SECONDS, Settler
 from counterpoise.flow.blocking import Flow
 from counterpoise.testing import MemoryService
@@ -146,3 +147,30 @@ def test_stopped_before_it_runs_it_does_not_bind(now):
         consumer.run()
         assert consumer.flow.status == "new"
         assert service.client.rebalance_status("flights").revision == before
+
+
+def test_the_last_message_in_hand_leaves_no_connection_to_the_retry_queue(monkeypatch):
+    calls = []
+    for name in ("write", "close"):
+        real = getattr(RetryQueue, name)
+
+        def called(self, *given, name=name, real=real):
+            calls.append(name)
+            real(self, *given)
+
+        monkeypatch.setattr(RetryQueue, name, called)
+
+    def each(message):
+        consumer.stop(now=True)
+        # The other threads have seen it.
+        eventually(lambda: not any("keeper" in one.name for one in threading.enumerate()))
+        raise ValueError("not yet")
+
+    with MemoryService() as service:
+        service.create_queue("orders", partitions=1)
+        service.create_queue("again", partitions=1)
+        service.publish("orders", "first")
+        retry = Retry("again", after_seconds=[60])
+        consumer = Consumer("orders", each=each, url=service.url, on_poison=retry)
+        consumer.run()
+    assert calls == ["write", "close"]
