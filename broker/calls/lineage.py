@@ -18,7 +18,7 @@ from broker.calls.access import QueueAccess, act_of
 from broker.calls.ends import child_of
 from broker.calls.monitoring import number_of
 from broker.calls.previews import PreviewCalls
-from broker.calls.readers import LogReaders, log_owner
+from broker.calls.readers import LogReaders, alone, log_owner
 from broker.calls.rendering import (
     children_of,
     on_a_page,
@@ -196,7 +196,7 @@ class LineageCalls:
         Unavailable, and ChildrenRefused, before or after the log was changed: its detail says
         which.
         """
-        log, owner = await self._own_log(name, begins=2)
+        log, owner = await self._own_log(name, partition, begins=2)
         sealing = await self._logs.ranges.split(log, partition, at, owner, dry_run=dry_run)
         if dry_run:
             return await self._preview(name, sealing)
@@ -212,7 +212,7 @@ class LineageCalls:
         dry_run: bool = False,
     ) -> wire.Sealed | wire.Preview:
         """Merges two partitions with adjacent ranges; otherwise as `split`."""
-        log, owner = await self._own_log(name, begins=1)
+        log, owner = await self._own_log(name, partition, begins=1)
         sealing = await self._logs.ranges.merge(log, partition, other, owner, dry_run=dry_run)
         if dry_run:
             return await self._preview(name, sealing)
@@ -234,12 +234,16 @@ class LineageCalls:
             else preview
         )
 
-    async def _own_log(self, name: str, begins: int) -> tuple[str, LogOwner]:
+    async def _own_log(self, name: str, partition: int, begins: int) -> tuple[str, LogOwner]:
         """The log that this dynamic queue owns, and the queue as its owner, if it has room for so
-        many partitions."""
+        many partitions after this one, or knows them already."""
 
         def extract(queue: Queue) -> tuple[wire.Queue, int]:
-            return queue_view(queue), 0 if queue.lineage is None else room(queue.lineage)
+            if queue.lineage is None:
+                return queue_view(queue), 0
+            node = queue.lineage.nodes.get(partition)
+            known = 0 if node is None else len(node.children)
+            return queue_view(queue), room(queue.lineage) + known
 
         queue, left = await self._queues.read(name, extract)
         source = builtin_name(queue.log)
@@ -283,7 +287,8 @@ class LineageCalls:
             await self._catch_up(name, log)
             outcome = await self._add(name, children, None)
         for follower in await self._readers.followers(name, log):
-            with suppress(QueueNotFound):
+            # A queue that was deleted meanwhile follows no other.
+            with alone(follower.name), suppress(QueueNotFound):
                 await self._add(follower.name, children, None)
         if outcome is not c.Outcome.OK:
             _log.error("a queue does not record its log's partitions", queue=name, outcome=outcome)

@@ -177,7 +177,9 @@ class QueueCalls:
                 given["retention_bytes"] = retention.most_bytes
             made = replace(queue.settings, **given, log=log)
             numbers = {} if queue.lineage is None else queue.lineage.numbers
-            if made != queue.settings or keys != {at: key for key, at in numbers.items()}:
+            # A queue on another's log has begun with the partitions that this had then.
+            same = owner is not None or keys == {at: key for key, at in numbers.items()}
+            if made != queue.settings or not same:
                 raise QueueExists(spec.name)
             return queue_view(queue)
 

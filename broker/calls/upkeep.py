@@ -136,7 +136,8 @@ class Upkeep:
             return
         for reader in readers:
             if reader.partition_count < count:
-                await self._grow(reader.name, count)
+                with alone(reader.name):
+                    await self._grow(reader.name, count)
 
     async def _grow(self, name: str, count: int) -> None:
         # It was deleted or resized meanwhile: the next upkeep compares again.

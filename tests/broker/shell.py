@@ -20,6 +20,7 @@ from broker.core.access import Caller
 from broker.core.queue import Queue
 from broker.replica.replica import Replica
 from broker.service import Calls
+from broker.store.ports import StoreError
 from broker.testing.loop import running, settle
 from broker.testing.process import Process, VirtualAlarms
 from broker.testing.store import Fault
@@ -216,6 +217,19 @@ class World:
             if memory is not None and memory.revision == stored.revision:
                 assert picture(memory) == picture(stored)
         return stored
+
+
+def unreadable(one: Service, queue: wire.Queue, error: StoreError) -> None:
+    """This queue cannot be loaded by the replica any more."""
+    load = one.database.load
+
+    async def loads(queue_id: str) -> Queue:
+        if queue_id == queue.id:
+            raise error
+        return await load(queue_id)
+
+    one.database.load = loads  # type: ignore[method-assign]
+    one.replica._coordinators[queue.id].queue = None
 
 
 def dynamic(name: str = "orders", *keys: str, **settings: Any) -> wire.QueueCreate:

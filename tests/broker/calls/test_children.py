@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from broker.core.commands import ChildrenItem, CommitItem, NewChild, ReleaseItem
-from broker.core.errors import Invalid
+from broker.core.errors import ChildrenRefused, Invalid, QueueExists
+from broker.store.ports import QueueDamaged
 from broker.testing.loop import virtual
 from broker.testing.store import Fault
 from counterpoise import wire
 from counterpoise.plain import dot
-from tests.broker.shell import Service, World, dynamic, spec
+from tests.broker.shell import Service, World, dynamic, spec, unreadable
 
 
 async def at_work(world: World, *keys: str) -> tuple[Service, str]:
@@ -281,6 +283,52 @@ async def test_an_administrator_adds_children_that_owners_report_again() -> None
         "c": (6, "owned", None),
     }
     world.check("orders")
+
+
+async def split(world: World, *followers: str) -> tuple[Service, wire.Sealed]:
+    """A queue with hash ranges that was split, and queues that read its log."""
+    one = await world.replica()
+    await one.create_queue(wire.QueueCreate("orders", partitioning="dynamic"))
+    for name in followers:
+        queue = await one.create_queue(reader(name))
+        if name == "damaged":
+            unreadable(one, queue, QueueDamaged("its rows do not fit"))
+    sealed = await one.calls.lineage.split("orders", 0, "middle")
+    assert isinstance(sealed, wire.Sealed)
+    return one, sealed
+
+
+def reader(name: str) -> wire.QueueCreate:
+    return wire.QueueCreate(name, partitioning="dynamic", log="builtin:orders")
+
+
+@virtual
+async def test_a_reader_of_the_log_that_cannot_be_told_of_a_split_is_alone() -> None:
+    one, _ = await split(World(), "damaged", "later")
+    assert [one.partition for one in (await one.lineage("later", 9, None)).items] == [0, 1, 2]
+
+
+def test_a_split_is_answered_again_by_a_full_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.core.lineage.MOST_PARTITIONS", 3)
+
+    @virtual
+    async def play() -> None:
+        one, sealed = await split(World())
+        assert await one.calls.lineage.split("orders", 0, "middle") == sealed
+        with pytest.raises(ChildrenRefused, match="Nothing was changed"):
+            await one.calls.lineage.split("orders", 1, "middle")
+
+    play()
+
+
+@virtual
+async def test_a_queue_on_a_log_that_was_split_since_is_created_again() -> None:
+    """A call whose answer was lost is repeated."""
+    one, _ = await split(World(), "copy")
+    made = await one.queue("copy")
+    assert await one.create_queue(reader("copy")) == made
+    with pytest.raises(QueueExists):
+        await one.create_queue(structs.replace(reader("copy"), max_handoff_time=9.0))
 
 
 @virtual

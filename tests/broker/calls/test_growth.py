@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from broker.calls.growth import AWAY_SECONDS, ROUND_SECONDS
 from broker.core.errors import Invalid
 from broker.service import UPKEEP_SECONDS
+from broker.store.ports import QueueDamaged
 from broker.testing.loop import running, settle, virtual
 from broker.testing.store import Fault
 from counterpoise import wire
-from tests.broker.shell import Service, World, spec
+from tests.broker.shell import Service, World, spec, unreadable
 
 LOG = "kafka://broker:9092/orders"
 OTHER = "kafka://broker:9092/invoices"
@@ -125,6 +126,16 @@ async def test_nor_does_the_upkeep_that_asked_before_the_topic_grew_again() -> N
     await upkeep
     queue = world.check("a")
     assert (queue.settings.partition_count, [*queue.retiring]) == (7, [])
+
+
+@virtual
+async def test_in_the_upkeep_a_queue_that_cannot_grow_is_alone() -> None:
+    world = World()
+    one = await following(world, {"a": LOG, "b": LOG})
+    unreadable(one, await one.queue("a"), QueueDamaged("its rows do not fit"))
+    one.logs.topics[LOG] = 3
+    await one.keep_logs()
+    assert counts(world, "b") == [3]
 
 
 @virtual

@@ -12,12 +12,11 @@ from msgspec.structs import replace
 from broker.core.access import RIGHTS, Caller, Role
 from broker.core.commands import CommitItem, ReleaseItem
 from broker.core.errors import Invalid, LogChanged, QueueExists, ResizeUnsettled, Unavailable
-from broker.core.queue import Queue
 from broker.logs.ports import Bounds
-from broker.store.ports import QueueDamaged, QueueTooNew, StoreError
+from broker.store.ports import QueueDamaged, QueueTooNew
 from broker.testing.loop import settle, virtual
 from counterpoise import wire
-from tests.broker.shell import Service, World, dynamic, spec
+from tests.broker.shell import Service, World, dynamic, spec, unreadable
 
 LOG = "builtin:orders"
 
@@ -612,19 +611,6 @@ async def test_a_key_hears_nothing_of_queues_that_it_may_not_see() -> None:
     assert "resize of another queue is not settled" in told
     assert "secret" not in told
     assert "queue 'secret' is not settled" in await refusal({"partition_count": 8}, False, None)
-
-
-def unreadable(one: Service, queue: wire.Queue, error: StoreError) -> None:
-    """This queue cannot be loaded by the replica any more."""
-    load = one.database.load
-
-    async def loads(queue_id: str) -> Queue:
-        if queue_id == queue.id:
-            raise error
-        return await load(queue_id)
-
-    one.database.load = loads  # type: ignore[method-assign]
-    one.replica._coordinators[queue.id].queue = None
 
 
 @virtual
