@@ -95,7 +95,7 @@ def bind(command: c.Bind, draft: Draft) -> None:
         else:
             take_up(draft)
     elif predecessor is not None and held is None and queue.status is Status.READY:
-        rebalance_if_replaced(draft, joined=predecessor.draining, at_once=at_once)
+        rebalance_if_replaced(draft, predecessor, flow, at_once=at_once)
     elif held is None:
         _join(draft, before, at_once=at_once)
 

@@ -13,6 +13,7 @@ from broker.core.draft import Draft
 from broker.core.handoff import begin, force, redirect, revoke, room
 from broker.core.lineage import TRIGGER as LINEAGE
 from broker.core.lineage import end_waits
+from broker.core.model import Flow
 from broker.core.pairs import hand_over_pairs, is_kept
 from broker.core.queue import Queue
 from broker.core.structures import Ranking, TentativeCounts
@@ -75,11 +76,10 @@ def _fill(draft: Draft) -> None:
         hold_down(draft, "pin" if queue.pins.misplaced else "drain", queue.takers)
 
 
-def rebalance_if_replaced(draft: Draft, *, joined: bool, at_once: bool) -> None:
-    """A flow that was draining may have been replaced by one that is not (rule 12): it has
-    `joined`."""
-    queue = draft.queue
-    if queue.is_balanced if joined else queue.is_settled:
+def rebalance_if_replaced(draft: Draft, before: Flow, flow: Flow, *, at_once: bool) -> None:
+    """A flow has replaced another one (rule 12), which was draining perhaps: then it has joined."""
+    queue, joined = draft.queue, before.draining
+    if queue.is_balanced if joined or before.asks != flow.asks else queue.is_settled:
         return
     if at_once:
         rebalance(draft, "replaced")

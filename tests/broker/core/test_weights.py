@@ -264,6 +264,16 @@ class TestTriggers:
         orders.bind("B2", "i-B")
         assert orders.owned("B2") == own
 
+    def test_one_with_another_weight_is_a_trigger_in_a_dynamic_queue_too(self) -> None:
+        orders = World.dynamic(*"abcd", rebalance_delay=5.0)
+        orders.bind("A")
+        orders.bind("B")
+        orders.advance(5)
+        orders.bind("A2", "i-A", weight=3)
+        assert (orders.status, orders.trigger) == ("Holddown", "replaced")
+        orders.settle()
+        assert counts(orders) == {"A2": 3, "B": 1}
+
 
 class TestRefusals:
     def test_a_weight_above_that_of_the_queue(self) -> None:
