@@ -188,6 +188,16 @@ SET revision = greatest(revision + 1, %(floor)s), status = 'Ready', trigger = NU
     -- Pauses go on, and end in time (`broker.store.rows`).
     next_deadline = (SELECT min((value ->> 1)::double precision) FROM jsonb_each(pauses))
 """
+# The log was returned to before a resize that the queue knows: the next ones would have numbers of
+# before. So the queue takes up the log's last resize, as if ordered resizes had been switched on.
+_TAKE_CUTS_ANEW = """
+UPDATE counterpoise.queues
+SET resize_seen = 0, barriers = NULL, cuts_due = %(now)s, cuts_attempt = 0, next_deadline = %(now)s
+WHERE ordered_resize AND resize_seen > coalesce((%(resizes)s::jsonb ->> log)::bigint, 0)
+"""
+_RESIZES = """
+SELECT coalesce(jsonb_object_agg('builtin:' || name, resize), '{}')::text FROM counterpoise_log.logs
+"""
 _RENEW_LOGS = """
 UPDATE counterpoise_log.logs SET incarnation = gen_random_uuid() RETURNING name
 """
@@ -214,6 +224,7 @@ def _fence(
         logs = sorted(str(name) for (name,) in log.execute(_RENEW_LOGS))
     found = log.execute(_ENDS).fetchall()
     ends = {(name, number): end for name, number, end in found}
+    (resizes,) = log.execute(_RESIZES).fetchone() or ("{}",)
     if log is not control:
         log.commit()
     row = control.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
@@ -224,6 +235,7 @@ def _fence(
     flows = control.execute(_END_FLOWS, values).rowcount
     partitions = control.execute(_END_TENURES, values).rowcount
     queues = control.execute(_SETTLE_QUEUES, values).rowcount
+    control.execute(_TAKE_CUTS_ANEW, {"now": now, "resizes": resizes})
     ahead: dict[str, int] = {}
     names: dict[str, list[str]] = {}
     for queue, address, number, position in control.execute(_POSITIONS).fetchall():

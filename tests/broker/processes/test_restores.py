@@ -6,6 +6,7 @@ With Postgres' own pg_dump and pg_restore, like an administrator.
 import contextlib
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -282,3 +283,33 @@ def test_pauses_and_pins_of_the_backup_hold_and_pauses_end(
         first, second = client.partitions("orders")
         assert (first.paused, second.paused and second.paused.reason) == (None, "wrong prices")
         assert (first.pinned, second.pinned and second.pinned.client_name) == (None, "etl")
+
+
+@pytest.mark.long
+@pytest.mark.matrix(of="restores")
+def test_an_older_log_is_resized_in_order_again(migrated_url: str) -> None:
+    """Its resizes have numbers that the queue takes for those of before."""
+    with serving(migrated_url) as (_, client):
+        client.create_queue("orders", 2)
+        client.create_queue("copy", log="builtin:orders")
+        for count in (4, 6):
+            client.change_queue("orders", partition_count=count)
+    stamped_long_ago(migrated_url)
+    with psycopg.connect(migrated_url) as connection:
+        connection.execute("ALTER TABLE counterpoise_log.logs DISABLE TRIGGER USER")
+        connection.execute(
+            "UPDATE counterpoise_log.logs SET partition_count = 2, resize = 0, resized_from = NULL,"
+            " revision = 0"
+        )
+        connection.execute("ALTER TABLE counterpoise_log.logs ENABLE TRIGGER USER")
+    restoring.fence(migrated_url)
+    with serving(migrated_url) as (_, client):
+        for count in (6, 8):
+            client.change_queue("orders", partition_count=count)
+            for name in ("orders", "copy"):
+                eventually(partial(settled, client, name, count))
+
+
+def settled(client: Client, name: str, count: int) -> bool:
+    resize = client.rebalance_status(name).resize
+    return resize is None and client.queue(name).partition_count == count
