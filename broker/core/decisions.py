@@ -288,8 +288,10 @@ def unbind(command: c.Unbind, draft: Draft) -> None:
         grant_outside(draft, trigger, [*filter(queue.leads, left)])
     if queue.status is not Status.READY:
         take_up(draft)
-    elif missed or not queue.is_settled:
-        # By weight, also the end of a flow that owned nothing may leave others with other shares.
+        return
+    # By weight, also the end of a flow that owned nothing may leave others with other shares.
+    by_weight = flow.takes and (flow.is_weighted or queue.flows.weighted)
+    if missed or not (queue.is_balanced if by_weight else queue.is_settled):
         hold_down(draft, trigger, before)
 
 

@@ -223,9 +223,12 @@ class TestTriggers:
         orders.settle()
         assert len(orders.owned("C")) >= 1
 
-    def test_the_end_of_a_flow_without_partitions_is_one_if_shares_change(self) -> None:
+    @pytest.mark.parametrize("roots", [(), tuple("abcdef")], ids=["fixed", "dynamic"])
+    def test_the_end_of_a_flow_without_partitions_is_one_if_shares_change(
+        self, roots: tuple[str, ...]
+    ) -> None:
         """Shares of 0.9, 2.6, 1.25 and 1.25 become 3.06, 1.47 and 1.47."""
-        orders = World(6)
+        orders = World.dynamic(*roots) if roots else World(6)
         for name, weight in (("C", 25), ("D", 25), ("B", 52), ("A", 18)):
             orders.bind(name, weight=weight)
         orders.advance(5)
