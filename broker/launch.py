@@ -15,8 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+import psycopg
 import structlog
 from msgspec import structs
+from sqlalchemy.exc import DBAPIError
 
 from broker import access_keys, exposure
 from broker.certificate import certificate_of
@@ -24,7 +26,7 @@ from broker.core.errors import Invalid
 from broker.exits import Exit, fail, loaded
 from broker.listener import listen
 from broker.postgres import checks, migrations, restoring, schema
-from broker.postgres.connections import DatabaseUnreachable
+from broker.postgres.connections import DatabaseUnreachable, line_of
 from broker.postgres.embedded import (
     DataDirectoryInUse,
     DataDirectoryUnusable,
@@ -59,9 +61,24 @@ def serve(settings: Settings) -> None:
     gc.enable()
     listener = listen(settings.host, settings.port)
     with listener, database(settings) as settings:
-        _prepare(settings)
-        _refuse_exposure(settings)
+        with told():
+            _prepare(settings)
+            _refuse_exposure(settings)
         run(settings, listener)
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """What keeps a command from the database ends it, with one line."""
+    try:
+        yield
+    except DatabaseUnreachable as error:
+        fail(Exit.DATABASE, f"cannot reach the database: {error}")
+    except migrations.MigrationFailed as error:
+        fail(Exit.MIGRATION, str(error))
+    except (psycopg.Error, DBAPIError) as error:
+        said = line_of(getattr(error, "orig", None) or error)
+        fail(Exit.DATABASE, f"the database refuses what the service needs: {said}")
 
 
 class Restored(NamedTuple):
@@ -81,7 +98,7 @@ def migrate(
     """
     settings = settings_of(**given)
     configure_logging("warning", settings.log_format)
-    with database(settings) as settings:
+    with database(settings) as settings, told():
         _refuse_unusable(settings)
         yield from migrated(settings, contract=contract)
         if restored is not None:
@@ -122,7 +139,7 @@ def reached(
     name = name_of_database(settings)
     if settings.database_url is None and not _is_running(settings):
         _refuse_another_postgres(settings, service, name, service_url)
-    with database(settings, running_may=True) as settings:
+    with database(settings, running_may=True) as settings, told():
         url, log_url = urls(settings)
         _refuse_unusable(settings)
         try:
@@ -132,8 +149,6 @@ def reached(
             if unfit := migrations.unfit(url, log_url):
                 fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
             yield Reached(url, f"Database: {name}; {used}.")
-        except DatabaseUnreachable as error:
-            fail(Exit.DATABASE, f"cannot reach the database: {error}")
         except (access_keys.KeyRefused, Invalid) as error:
             fail(Exit.KEY, str(error))
 
@@ -223,10 +238,6 @@ def fenced(settings: Settings, restored: Restored) -> Iterator[str]:
         )
     except restoring.StillServed as error:
         fail(Exit.SERVED, str(error))
-    except migrations.MigrationFailed as error:
-        fail(Exit.MIGRATION, str(error))
-    except DatabaseUnreachable as error:
-        fail(Exit.DATABASE, f"cannot reach the database: {error}")
     yield (
         f"fenced: {done.queues} queues; the epochs of {done.partitions} partitions are above "
         f"{done.epochs_above}; {done.flows} flows ended"
@@ -301,34 +312,23 @@ def _prepare(settings: Settings) -> None:
     _refuse_unusable(settings)
     if settings.auto_migrate:
         migrated(settings)
-    try:
-        unfit = [] if settings.auto_migrate else migrations.unfit(*urls(settings))
-        if unfit:
-            fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
-        schema.check(*urls(settings))
-        if migrations.asked(urls(settings)[0], restoring.moved):
-            fail(Exit.NOT_FENCED, restoring.NOT_FENCED)
-    except migrations.MigrationFailed as error:
-        fail(Exit.MIGRATION, str(error))
-    except DatabaseUnreachable as error:
-        fail(Exit.DATABASE, f"cannot reach the database: {error}")
+    unfit = [] if settings.auto_migrate else migrations.unfit(*urls(settings))
+    if unfit:
+        fail(Exit.MIGRATION, " ".join(each.why for each in unfit))
+    schema.check(*urls(settings))
+    if migrations.asked(urls(settings)[0], restoring.moved):
+        fail(Exit.NOT_FENCED, restoring.NOT_FENCED)
 
 
 def _refuse_unusable(settings: Settings) -> None:
-    try:
-        for url in urls(settings):
-            if url is not None and (why := checks.why_not_usable(url)):
-                fail(Exit.DATABASE, why)
-    except DatabaseUnreachable as error:
-        fail(Exit.DATABASE, f"cannot reach the database: {error}")
+    for url in urls(settings):
+        if url is not None and (why := checks.why_not_usable(url)):
+            fail(Exit.DATABASE, why)
 
 
 def _refuse_exposure(settings: Settings) -> None:
     """End if the service would be open to other machines and is not prepared for that."""
-    try:
-        has_keys = access_keys.any_made(urls(settings)[0])
-    except DatabaseUnreachable as error:
-        fail(Exit.DATABASE, f"cannot reach the database: {error}")
+    has_keys = access_keys.any_made(urls(settings)[0])
     refusal = exposure.refusal(settings, has_keys=has_keys)
     if refusal is not None:
         fail(Exit.EXPOSED, refusal)
@@ -338,12 +338,7 @@ def _refuse_exposure(settings: Settings) -> None:
 
 
 def migrated(settings: Settings, *, contract: bool = False) -> list[migrations.MigrationStep]:
-    try:
-        return migrations.upgrade(*urls(settings), contract=contract)
-    except DatabaseUnreachable as error:
-        fail(Exit.DATABASE, f"cannot reach the database: {error}")
-    except migrations.MigrationFailed as error:
-        fail(Exit.MIGRATION, str(error))
+    return migrations.upgrade(*urls(settings), contract=contract)
 
 
 def urls(settings: Settings) -> tuple[str, str | None]:

@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 from msgspec import structs
 
 from broker.exits import Exit, fail
@@ -26,10 +25,10 @@ from broker.launch import (
     migrated,
     name_of_database,
     settings_of,
+    told,
     urls,
 )
 from broker.postgres import backups, migrations, restoring
-from broker.postgres.connections import DatabaseUnreachable, line_of
 from broker.postgres.embedded import CLUSTER, EmbeddedPostgresError
 from broker.postgres.migrations import MigrationStep
 from broker.settings import Secret, Settings
@@ -116,12 +115,9 @@ def _new_database(directory: Path) -> Iterator[str]:
 def _told() -> Iterator[None]:
     """Errors end the command, with one line."""
     try:
-        yield
-    except DatabaseUnreachable as error:
-        fail(Exit.DATABASE, f"cannot reach the database: {error}")
+        with told():
+            yield
     except EmbeddedPostgresError as error:
         fail_to_start(error)
     except backups.BackupFailed as error:
         fail(Exit.BACKUP, str(error))
-    except psycopg.Error as error:
-        fail(Exit.DATABASE, line_of(error))

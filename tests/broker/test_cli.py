@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from subprocess import PIPE
+from urllib.parse import urlsplit
 
 import httpx
 import psycopg
@@ -133,6 +134,30 @@ def test_tables_that_a_restore_left_incomplete(migrated_url: str) -> None:
         connection.execute("DELETE FROM counterpoise.alembic_version")
         for command in (serve, after_restore):
             assert "not their revision" in refusal(command, Exit.MIGRATION)
+
+
+@pytest.mark.long
+@pytest.mark.matrix("command")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve", "--port", "0"],
+        ["migrate", "--after-restore"],
+        ["keys", "list"],
+        ["backup", "FILE"],
+    ],
+)
+def test_tables_of_another_user(migrated_url: str, command: list[str], tmp_path: Path) -> None:
+    here = urlsplit(migrated_url)
+    theirs = here._replace(netloc=f"stranger:hunter2@{here.hostname}:{here.port}").geturl()
+    command = [str(tmp_path / "backup") if one == "FILE" else one for one in command]
+    with psycopg.connect(migrated_url, autocommit=True) as owner:
+        owner.execute("CREATE ROLE stranger LOGIN PASSWORD 'hunter2'")
+        try:
+            line = refusal([*command, "--database-url", theirs], Exit.DATABASE)
+        finally:
+            owner.execute("DROP ROLE stranger")
+    assert "permission denied for schema counterpoise" in line
 
 
 @pytest.mark.long
