@@ -54,7 +54,9 @@ _POLICY = (
 
 
 class Cached(Generic[T]):
-    """The result of `make`, at most `seconds` old; only one caller at a time computes it."""
+    """The result of `make`, at most `seconds` old when it is asked for; only one caller at a time
+    computes it.
+    """
 
     def __init__(
         self,
@@ -69,9 +71,13 @@ class Cached(Generic[T]):
         self._cached: tuple[float, T] | None = None
 
     async def get(self) -> T:
-        """Raises the errors of `make`; an error is not cached."""
+        """Raises the errors of `make`; an error is not cached.
+
+        It may be older when it comes: who waits for a slow `make` takes what that makes.
+        """
+        oldest = self._monotonic() - self._seconds
         async with self._making:
-            if self._cached is None or self._monotonic() - self._cached[0] > self._seconds:
+            if self._cached is None or self._cached[0] < oldest:
                 self._cached = (self._monotonic(), await self._make())
             return self._cached[1]
 

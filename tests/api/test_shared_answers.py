@@ -39,3 +39,19 @@ async def test_a_failure_is_not_cached() -> None:
     with pytest.raises(OSError, match="away"):
         await cached.get()
     assert await cached.get() == 7
+
+
+async def test_who_waits_for_a_slow_result_takes_it() -> None:
+    """As probes of a service whose database hangs: each would wait for all before it."""
+    now, made = 0.0, 0
+
+    async def make() -> int:
+        nonlocal now, made
+        await asyncio.sleep(0)
+        now += 1.5
+        made += 1
+        return made
+
+    cached = Cached(make, 1.0, lambda: now)
+    assert set(await asyncio.gather(*(cached.get() for _ in range(100)))) == {1}
+    assert await cached.get() == 2
