@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from msgspec import structs
 
@@ -44,7 +45,7 @@ from broker.core.errors import Invalid, QueueInUse, QueueNotFound, Unavailable
 from broker.core.queue import Queue
 from broker.logs.names import parts_of
 from broker.logs.peeking import PeekedMessage
-from broker.logs.ports import Logs
+from broker.logs.ports import CALLER, Logs
 from broker.logs.positions import refuse_invalid
 from broker.replica.store_calls import store_available
 from counterpoise import wire
@@ -70,8 +71,9 @@ class LetterCalls:
         self._logs = logs
         self._log_calls = log_calls
         self._positions = positions
-        # Each holds a whole message in memory.
-        self._turn = asyncio.Semaphore(1)
+        # Each holds a whole message in memory. Of each caller one: its logs that hang keep no other
+        # waiting.
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def store(
         self,
@@ -94,7 +96,7 @@ class LetterCalls:
 
         target = await self._log_calls.published(to, caller)
 
-        async with self._turn:
+        async with self._turn():
             log, epoch, passed = await self._positions.passing(name, partition, position)
             if not {*parts_of(log)}.isdisjoint(parts_of(target.log)):
                 raise Invalid(
@@ -167,7 +169,7 @@ class LetterCalls:
         """
         from counterpoise.consumer.letters import letter_id, redrive_origin, without_ours
 
-        async with self._turn:
+        async with self._turn():
             bound = await self._queues.read(name, lambda queue: len(queue.flows))
             if bound and not dry_run:
                 raise QueueInUse(
@@ -207,6 +209,10 @@ class LetterCalls:
                 await self._logs.append(queue.log, own, id, queue.partition_count)
                 await self._positions.pass_message(name, partition, position)
             return wire.Redrive(counts, more)
+
+    def _turn(self) -> asyncio.Semaphore:
+        """What this caller has one of."""
+        return self._turns.setdefault(CALLER.get(), asyncio.Semaphore(1))
 
     async def _target(self, name: str, log: str, target: str, caller: Caller | None) -> wire.Queue:
         """A queue to which letters go. Raises as `redrive`."""
