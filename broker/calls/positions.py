@@ -96,7 +96,8 @@ class PositionCalls:
                     for one in look.messages
                     if not done.has(int(one.position))
                 ]
-                at = None if not look.messages or look.following == look.end else look.following
+                # A look at a hole shows nothing, and goes on behind it.
+                at = None if look.following == look.end else look.following
         return log, found
 
     async def passing(self, name: str, partition: int, position: str) -> Passing:
