@@ -218,6 +218,10 @@ class Settings:
         request["timeout"] = httpx.Timeout(self.timeout_seconds, read=60.0)
         return call, request
 
+    def ended(self) -> Unreachable:
+        """For a stream of events, which has no end of its own."""
+        return Unreachable(f"the service at {self.url.removesuffix('/v1')} ended the events")
+
     def timeout(self, call: Call[Any]) -> float:
         return self.timeout_seconds if call.timeout_seconds is None else call.timeout_seconds
 
@@ -383,7 +387,9 @@ class Client:
         )
 
     def events(self, name: str) -> Iterator[wire.Event]:
-        """Every change of a queue as it is committed. Ends with `Unreachable` when cut off."""
+        """Every change of a queue as it is committed. Ends with `Unreachable`, also if the service
+        stops or has told a `problem`.
+        """
         call, request = self._settings.events(name)
         deadline = time.monotonic() + self._settings.timeout_seconds
         reader = EventReader()
@@ -395,6 +401,7 @@ class Client:
             Content(response.headers)
             for chunk in response.iter_raw():
                 yield from reader.feed(chunk)
+        raise self._settings.ended()
 
     def close(self) -> None:
         """Close the connections."""
@@ -516,7 +523,9 @@ class AsyncClient:
         return read_answer(call, response.status_code, response.headers, content)
 
     async def events(self, name: str) -> AsyncIterator[wire.Event]:
-        """Every change of a queue as it is committed. Ends with `Unreachable` when cut off."""
+        """Every change of a queue as it is committed. Ends with `Unreachable`, also if the service
+        stops or has told a `problem`.
+        """
         import asyncio
 
         call, request = self._settings.events(name)
@@ -532,6 +541,7 @@ class AsyncClient:
                 async for chunk in response.aiter_raw():
                     for event in reader.feed(chunk):
                         yield event
+        raise self._settings.ended()
 
     async def close(self) -> None:
         """Close the connections."""

@@ -3,16 +3,17 @@
 import asyncio
 import json
 import traceback
+from functools import partial
 from typing import Any
 
 import pytest
 
 from counterpoise.calls import queues, read_answer
 from counterpoise.client import AsyncClient, Client
-from counterpoise.errors import BadAnswer, Invalid, InvalidSettings
+from counterpoise.errors import BadAnswer, Invalid, InvalidSettings, Unreachable
 from counterpoise.flow import Flow
 from counterpoise.reading import Listed, json_of
-from counterpoise.wire import Page
+from counterpoise.wire import Event, Page
 from tests.counterpoise.faulty import Answer, Stall, asking, faulty_service, problem
 
 
@@ -30,20 +31,28 @@ def ask(request):
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def listen(request):
-    """`listen(url)` reads all events of a queue."""
+    """`listen(url)` reads all events of a queue, until the service ends them."""
 
-    def blocking(url):
+    def blocking(url, heard):
         with Client(url) as client:
-            return list(client.events("flights"))
+            heard.extend(client.events("flights"))
 
-    def with_asyncio(url):
-        async def run():
-            async with AsyncClient(url) as client:
-                return [event async for event in client.events("flights")]
+    async def with_asyncio(url, heard):
+        async with AsyncClient(url) as client:
+            async for event in client.events("flights"):
+                heard.append(event)
 
-        return asyncio.run(run())
+    def listening(url):
+        heard: list[Event] = []
+        if request.param == "blocking":
+            end = partial(blocking, url, heard)
+        else:
+            end = partial(asyncio.run, with_asyncio(url, heard))
+        with pytest.raises(Unreachable, match="ended the events"):
+            end()
+        return heard
 
-    return blocking if request.param == "blocking" else with_asyncio
+    return listening
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
