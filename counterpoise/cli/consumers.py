@@ -34,6 +34,7 @@ from counterpoise.cli.output import count_text, counted, duration, print_json, s
 from counterpoise.cli.previews import dry_run_option, show_previews
 from counterpoise.cli.tables import PlainConsole, console, table
 from counterpoise.client import Client
+from counterpoise.errors import ServiceUnavailable, reached_before
 from counterpoise.plain import plain_line
 from counterpoise.wire import FlowSummary, RebalanceStatus
 
@@ -224,7 +225,15 @@ class DrainProgress:
 
     def _poll(self, steps: StatusLine) -> bool:
         """Whether to go on waiting."""
-        flows = self._client.flows(self._queue)
+        try:
+            with reached_before():
+                flows = self._client.flows(self._queue)
+                status = self._client.rebalance_status(self._queue)
+        except ServiceUnavailable as error:
+            # The drain goes on, and so does the wait for it.
+            self._now = time.monotonic()
+            steps.tell(f"{error}; waiting for it")
+            return True
         mine = [flow for flow in flows if flow.flow_id == self._flow.flow_id]
         self._now = time.monotonic()
         self.gone = not mine
@@ -232,7 +241,6 @@ class DrainProgress:
         if not self.left:
             return False
         self._successors = any(not flow.draining for flow in flows)
-        status = self._client.rebalance_status(self._queue)
         steps.tell(self._said(status), lambda: _seconds(status, self._flow.flow_id))
         return True
 

@@ -14,7 +14,7 @@ from counterpoise.cli.output import counted, print_json, tell, total_lag
 from counterpoise.cli.previews import dry_run_option, show_previews
 from counterpoise.cli.queues import list_queues
 from counterpoise.client import Client
-from counterpoise.errors import ServiceUnavailable
+from counterpoise.errors import ServiceUnavailable, reached_before
 
 REFRESH_SECONDS = 0.25
 POLL_SECONDS = 0.5
@@ -80,7 +80,8 @@ def _watch(client: Client, queue: str) -> None:
             time.sleep(REFRESH_SECONDS)
             if time.monotonic() - looked_at >= POLL_SECONDS:
                 try:
-                    snapshot, away = QueueSnapshot.take(client, queue), None
+                    with reached_before():
+                        snapshot, away = QueueSnapshot.take(client, queue), None
                 except ServiceUnavailable as error:
                     away = str(error)
                 looked_at = time.monotonic()

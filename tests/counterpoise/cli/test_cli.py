@@ -18,8 +18,11 @@ import pytest
 from counterpoise import __version__
 from counterpoise.cli import main, mend_streams, messages, queues
 from counterpoise.cli.app import COMMANDS, load
+from counterpoise.cli.picture import QueueSnapshot
+from counterpoise.cli.status import _watch
 from counterpoise.client import Client
 from counterpoise.conditions import report
+from counterpoise.errors import NotCounterpoise, ServiceUnavailable
 from counterpoise.flow import Flow
 from counterpoise.logs import LogUnavailable
 from counterpoise.publisher import Publisher
@@ -209,6 +212,45 @@ def test_a_drain_that_waits_for_a_pair_says_so(run, service):
         assert (status.status, status.holddown_until is not None) == ("Rebalancing", True)
         waits = run("consumers", "drain", "a", "second", "--timeout", "0.1", code=1)
         assert "its successors are chosen after the holddown" in waits.stderr
+
+
+def test_a_drain_is_waited_for_through_an_outage_of_the_service(run, service, monkeypatch):
+    errors = [ServiceUnavailable("away"), NotCounterpoise("a page of a proxy")]
+    asked = Client.rebalance_status
+    with Client(service.url) as client:
+        client.create_queue("a", 2, rebalance_delay=0)
+        bound = client.bind("a", "first", lease_seconds=600)
+        client.rebalance_now("a")
+
+        def status(self, queue):
+            if errors:
+                raise errors.pop()
+            client.unbind(queue, bound.flow_id)
+            return asked(self, queue)
+
+        monkeypatch.setattr(Client, "rebalance_status", status)
+        done = run("consumers", "drain", "a", "first", "--timeout", "60")
+    assert "away; waiting for it" in done.stderr
+    assert "first has left" in done.stderr
+
+
+def test_watching_outlives_the_page_of_a_proxy(service, monkeypatch):
+    with Client(service.url) as client:
+        client.create_queue("a", 2)
+        pictures = iter(
+            [QueueSnapshot.take(client, "a"), NotCounterpoise("a page"), KeyboardInterrupt()]
+        )
+
+        def take(*_):
+            picture = next(pictures)
+            if isinstance(picture, BaseException):
+                raise picture
+            return picture
+
+        monkeypatch.setattr(QueueSnapshot, "take", take)
+        monkeypatch.setattr("counterpoise.cli.status.POLL_SECONDS", 0.0)
+        _watch(client, "a")
+    assert next(pictures, None) is None
 
 
 SCREEN = {"TERM": "xterm", "COLUMNS": "200", "LINES": "50"}
