@@ -136,6 +136,11 @@ def test_a_replica_has_time_to_stop() -> None:
     assert int(unit) >= stops + 10
 
 
+def test_the_unit_stops_the_service_and_the_service_its_postgres() -> None:
+    """A SIGTERM to all processes ends the sessions of calls that are under way."""
+    assert "\nKillMode=mixed\n" in text("systemd/counterpoise.service")
+
+
 def test_one_replica_serves_while_another_is_replaced() -> None:
     deployment, budget = KUBERNETES["Deployment"]["spec"], KUBERNETES["PodDisruptionBudget"]["spec"]
     labels = deployment["template"]["metadata"]["labels"]
@@ -257,6 +262,8 @@ def test_the_unit_is_restarted_only_where_that_may_help() -> None:
     commands = (ROOT / "docs/commands.md").read_text("utf-8")
     described = commands.partition("## Exit codes of the service's commands")[2]
     assert codes == {"2", "6", "8", "9"}
+    # A start fails within a second or two, and systemd gives up after five in ten.
+    assert "\nStartLimitIntervalSec=0\n" in unit.partition("[Service]")[0]
     assert codes <= set(re.findall(r"^\| (\d+) \|", described, re.M))
     for directive in ("DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict"):
         assert directive in unit
