@@ -236,6 +236,7 @@ _TRANSIENT_STATUSES = frozenset({408, 425, 429})
 _IN_PYTHON = tuple(
     (re.compile(call), method)
     for call, method in (
+        (r"GET /v1/queues/\S+/partitions\b", "Client.partitions()"),
         (r"GET /v1/queues\b", "Client.queues()"),
         (r"POST /v1/queues\b", "Client.create_queue()"),
         (r"PATCH /v1/queues/\S+", "Client.change_queue()"),

@@ -217,6 +217,7 @@ def _with_notes(said: str, error: Exception) -> str:
 
 # The commands for methods of `Client` that errors name (`counterpoise.errors.in_python`).
 CALLS: Mapping[str, str] = {
+    "Client.partitions()": "'counterpoise positions show'",
     "Client.rebalance_status()": "'counterpoise status'",
     "Client.lineage()": "'counterpoise lineage'",
     "Client.set_positions()": "'counterpoise positions set'",

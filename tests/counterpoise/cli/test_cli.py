@@ -511,6 +511,7 @@ def test_an_error_is_one_line_and_exit_code_1(run):
         assert said.startswith("counterpoise: No queue is named 'nowhere'")
         assert "counterpoise queues list" in said
         assert "/v1/" not in said
+        assert "Client." not in said
         assert said.count("\n") == 1
 
 
@@ -650,6 +651,7 @@ def test_commands_are_named_and_no_calls_of_http(run):
         (["queues", "show", "b"], "'counterpoise queues list' shows the queues"),
         (["queues", "create", "a", "-p", "3"], "'counterpoise queues change' changes"),
         (["queues", "resize", "a", "0"], "partition_count: should be greater than or equal to 1"),
+        (["queues", "pause", "a", "-p", "9"], "'counterpoise positions show' lists those that"),
     ):
         said = run(*arguments, code=1).stderr
         assert says in said
