@@ -33,7 +33,7 @@ from counterpoise.cli.pauses import pause_text
 from counterpoise.cli.reading import TIMEOUT_SECONDS, document, messages_of, opened, text_of
 from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable, reached_before
 from counterpoise.flow.done_above import DoneAbove
 from counterpoise.logs import Log
 from counterpoise.logs.address import kind_of, parse_log
@@ -262,7 +262,7 @@ class _Hindrance:
         """Whether another consumer is bound, or a partition with letters left is paused."""
         if time.monotonic() >= self._look_at:
             # Without an answer the redrive goes on, as its consumer does.
-            with suppress(ServiceUnavailable):
+            with suppress(ServiceUnavailable), reached_before():
                 self.said = self._found()
             self._look_at = time.monotonic() + LOOK_SECONDS
         return self.said is not None

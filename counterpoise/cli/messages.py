@@ -32,7 +32,7 @@ from counterpoise.cli.output import counted, print_json, ranges, say
 from counterpoise.cli.reading import named_value
 from counterpoise.cli.tables import PlainConsole
 from counterpoise.client import Client
-from counterpoise.errors import CounterpoiseError, ServiceUnavailable
+from counterpoise.errors import CounterpoiseError, ServiceUnavailable, reached_before
 from counterpoise.plain import plain, plain_json, plain_line
 
 if TYPE_CHECKING:
@@ -385,7 +385,7 @@ class _Waiting:
 
     def _is_unsettled(self) -> bool:
         try:
-            with Client(self._url) as client:
+            with reached_before(), Client(self._url) as client:
                 return client.rebalance_status(self._consumer.queue).status != "Ready"
         except ServiceUnavailable:
             return True

@@ -12,12 +12,15 @@ import time
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from subprocess import PIPE
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from counterpoise import __version__
 from counterpoise.cli import main, mend_streams, messages, queues
 from counterpoise.cli.app import COMMANDS, load
+from counterpoise.cli.dead_letters import _Hindrance
 from counterpoise.cli.picture import QueueSnapshot
 from counterpoise.cli.status import _watch
 from counterpoise.client import Client
@@ -232,6 +235,19 @@ def test_a_drain_is_waited_for_through_an_outage_of_the_service(run, service, mo
         done = run("consumers", "drain", "a", "first", "--timeout", "60")
     assert "away; waiting for it" in done.stderr
     assert "first has left" in done.stderr
+
+
+def test_a_proxys_page_ends_neither_a_redrive_nor_a_consumer_that_waits(monkeypatch):
+    def page(*_):
+        raise NotCounterpoise("a page")
+
+    for call in ("flows", "rebalance_status"):
+        monkeypatch.setattr(Client, call, page)
+    monkeypatch.setattr("counterpoise.cli.dead_letters.LOOK_SECONDS", 0.0)
+    with Client("http://127.0.0.1:1") as client:
+        assert not _Hindrance(client, "dead", "me", set).came()
+    consumer: Any = SimpleNamespace(queue="a", flow=SimpleNamespace(active=False))
+    assert messages._Waiting(consumer, None).over_seconds() == 0.0
 
 
 def test_watching_outlives_the_page_of_a_proxy(service, monkeypatch):
