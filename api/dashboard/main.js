@@ -27,10 +27,13 @@ function show() {
   document.title = isQueue ? `${name} · Counterpoise` : name === AUDIT ? "Audit · Counterpoise" : "Counterpoise";
   $("home").toggleAttribute("aria-current", !name);
   $("main").replaceChildren(page.element);
-  if (isQueue) {
-    events = new EventSource(`/v1${pathOf(name)}/events`);
-    for (const kind of ["change", "open"]) events.addEventListener(kind, soon);
-  }
+  if (isQueue) follow();
+}
+
+/** Follows the changes of the queue that is shown. */
+function follow() {
+  events = new EventSource(`/v1${pathOf(page.name)}/events`);
+  for (const kind of ["change", "open"]) events.addEventListener(kind, soon);
 }
 
 /** Asks who looks; without a session the page asks for a key, and shows nothing else. */
@@ -82,6 +85,8 @@ async function look() {
     $("notice").textContent = "";
     // The queue was gone, and there is one of this name again.
     if (!page.element.isConnected) { show(); refresh(); }
+    // A browser gives up a stream that is refused once, by a proxy without a service for one.
+    else if (events?.readyState === EventSource.CLOSED) follow();
   } catch (error) {
     if (error.code === "unauthorized") {
       $("notice").textContent = "";

@@ -1079,6 +1079,20 @@ def test_it_says_that_the_service_is_away_and_goes_on_when_it_is_back(
     page.close()
 
 
+def test_it_follows_changes_again_when_their_stream_was_refused(
+    page: Page, client: Client, service: Service
+) -> None:
+    streams, refused = service.app.state.open_streams, service.app.state.rates.refused
+    client.create_queue("flights", 2)
+    go(page, "flights")
+    eventually(lambda: len(streams) == 1)
+    allowed, streams._most = streams._most, {"key": 0, "flow": 0, "address": 0}
+    streams.make_room()
+    eventually(lambda: refused.labels("address_streams")._value.get() > 0)
+    streams._most = allowed
+    eventually(lambda: len(streams) == 1)
+
+
 def test_it_asks_for_a_key_and_shows_the_queues_of_that_key_alone(
     browser: Browser, migrated_url: str
 ) -> None:
