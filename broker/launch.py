@@ -28,6 +28,7 @@ from broker.listener import listen
 from broker.postgres import checks, migrations, restoring, schema
 from broker.postgres.connections import DatabaseUnreachable, line_of
 from broker.postgres.embedded import (
+    CLUSTER,
     DataDirectoryInUse,
     DataDirectoryUnusable,
     EmbeddedPostgres,
@@ -98,6 +99,8 @@ def migrate(
     """
     settings = settings_of(**given)
     configure_logging("warning", settings.log_format)
+    if restored is not None:
+        refuse_none(settings)
     with database(settings) as settings, told():
         _refuse_unusable(settings)
         yield from migrated(settings, contract=contract)
@@ -139,6 +142,8 @@ def reached(
     name = name_of_database(settings)
     if settings.database_url is None and not _is_running(settings):
         _refuse_another_postgres(settings, service, name, service_url)
+        if not migrates:
+            refuse_none(settings)
     with database(settings, running_may=True) as settings, told():
         url, log_url = urls(settings)
         _refuse_unusable(settings)
@@ -217,6 +222,15 @@ def data_dir_of(settings: Settings) -> Path:
         return settings.data_dir or default_data_dir()
     except EmbeddedPostgresError as error:
         fail(Exit.DATABASE, str(error))
+
+
+def refuse_none(settings: Settings) -> None:
+    """End if there is no database: a start would make an empty one."""
+    if settings.database_url is not None:
+        return
+    directory = data_dir_of(settings)
+    if not (directory / CLUSTER).exists():
+        fail(Exit.DATA_DIRECTORY, f"there is no database in {directory}; give another --data-dir")
 
 
 def _is_running(settings: Settings) -> bool:

@@ -24,12 +24,13 @@ from broker.launch import (
     ignore_signals,
     migrated,
     name_of_database,
+    refuse_none,
     settings_of,
     told,
     urls,
 )
 from broker.postgres import backups, migrations, restoring
-from broker.postgres.embedded import CLUSTER, EmbeddedPostgresError
+from broker.postgres.embedded import EmbeddedPostgresError
 from broker.postgres.migrations import MigrationStep
 from broker.settings import Secret, Settings
 from broker.telemetry import configure_logging
@@ -39,10 +40,7 @@ def backup(file: Path, **given: object) -> str:
     """Back up the database into a new file. Returns a line that reports it."""
     settings = settings_of(**given)
     configure_logging("warning", settings.log_format)
-    directory = data_dir_of(settings)
-    if settings.database_url is None and not (directory / CLUSTER).exists():
-        # A start would make an empty one.
-        fail(Exit.DATA_DIRECTORY, f"there is no database in {directory}; give another --data-dir")
+    refuse_none(settings)
     name = name_of_database(settings)
     with database(settings, running_may=True) as settings, _told():
         url, log_url = urls(settings)

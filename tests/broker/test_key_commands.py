@@ -148,6 +148,26 @@ def test_the_postgres_of_a_running_service(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.matrix(of="starts")
+def test_a_directory_without_a_database_gets_none_by_a_command_that_needs_one(
+    tmp_path: Path,
+) -> None:
+    """`migrate --after-restore` would fence an empty one, and say that it is done."""
+    wrong = tmp_path / "wrong"
+    given = ["--data-dir", str(wrong)]
+    at = ["--url", NO_SERVICE]
+    for command in (
+        ["keys", "list", *at],
+        ["keys", "revoke", "0" * 12, *at],
+        ["migrate", "--after-restore"],
+    ):
+        done = run([*command, *given])
+        assert done.returncode == Exit.DATA_DIRECTORY, done.stderr
+        assert f"there is no database in {wrong}" in done.stderr
+    assert not wrong.exists()
+
+
+@pytest.mark.long
 def test_a_command_names_the_database_and_the_service(
     served: ServeProcess, migrated_url: str
 ) -> None:
