@@ -99,10 +99,13 @@ def migrate(
     """
     settings = settings_of(**given)
     configure_logging("warning", settings.log_format)
+    name = name_of_database(settings)
     if restored is not None:
         refuse_none(settings)
     with database(settings) as settings, told():
         _refuse_unusable(settings)
+        if restored is not None and not migrations.asked(urls(settings)[0], restoring.identity):
+            fail(Exit.MIGRATION, f"{name} has no tables of a service; restore a backup first")
         yield from migrated(settings, contract=contract)
         if restored is not None:
             yield from fenced(settings, restored)

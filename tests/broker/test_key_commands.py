@@ -130,6 +130,9 @@ def test_the_database_comes_from_a_pipe_as_in_the_cluster(database_url: str) -> 
 
 @pytest.mark.long
 def test_an_empty_database_gets_its_tables_and_its_first_key(database_url: str) -> None:
+    fenced = run(["migrate", "--after-restore", "--database-url", database_url])
+    assert fenced.returncode == Exit.MIGRATION
+    assert "has no tables of a service; restore a backup first" in fenced.stderr
     assert keys(database_url, "list").exit_code == Exit.MIGRATION
     assert keys(database_url, "create", "--role", "admin").exit_code == 0
     assert len(document(keys(database_url, "list", "--json"))) == 1
