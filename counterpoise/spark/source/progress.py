@@ -62,7 +62,8 @@ class Progress:
     """The state of one query's consumption.
 
     `start` is done; None until Spark has named it. `skipped` are slices that were not read.
-    `keeps_state`: in Spark, so that nothing may be counted twice either (`_count`).
+    `keeps_state`: in Spark, which must be whole, so that nothing may be counted twice either
+    (`_count`).
     """
 
     start: Offset | None = None

@@ -114,7 +114,8 @@ class Consumption:
                 bytes_follow=not options.names_its_bytes,
             )
         self._cycles = Cycles(limit)
-        progress = Progress(keeps_state=keeps_state)
+        whole = keeps_state and options.state_on_handoff != "lose"
+        progress = Progress(keeps_state=whole)
         self._shared = SharedProgress(flow, place, wake, handoffs or Handoffs(), progress)
         self._state = KeptState(options, flow, self._shared) if keeps_state else None
         self._probe = LogProbe(connection, clock, options.warmup_from)
@@ -139,8 +140,8 @@ class Consumption:
             if channel is None
             else PlanWriter(channel, place.queue_id or "", place.incarnation, options.url)
         )
-        whole = None if options.state_on_handoff == "lose" else self._state
-        self._batches = Batches(options, flow, self._shared, connection, cores, plans, whole, clock)
+        state = self._state if whole else None
+        self._batches = Batches(options, flow, self._shared, connection, cores, plans, state, clock)
         self._correspondent = None if channel is None else Correspondent(channel, self)
         self._leaving: Leaving | None = None
         self._drained_from_outside = False
