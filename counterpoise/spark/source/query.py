@@ -387,9 +387,11 @@ class Batches:
         place = self._shared.place
         before, after = place.offset(start), place.offset(end)
         planned = slices(before, after)
-        view = self._known_view() if planned else None
-        if self._state is not None and view is not None:
+        view: View | None = None
+        if planned and self._state is not None:
             view = self._until_granted({one.partition for one in planned})
+        elif planned:
+            view = self._known_view()
         sorted_out = sort_out(planned, view, keeps_state=self._state is not None)
         if self._state is not None:
             self._state.refuse_to_skip(sorted_out.skipped)
@@ -415,14 +417,19 @@ class Batches:
         return groups
 
     def _until_granted(self, partitions: Set[int]) -> View:
-        """The view with these partitions, as long as the flow may get them: after a crash its
-        partitions come back when the holddown ends. Raises FlowEnded, and why the flow is over.
+        """The view with these partitions: after a crash they come back when the holddown ends, and
+        after the end of a lease when the flow is bound again. Raises FlowEnded.
         """
-        while not partitions <= self._flow.partitions.keys() and self._flow.status == "bound":
-            if self._flow.draining:
+        flow = self._flow
+        while True:
+            view = flow.partitions
+            if flow.status == "bound" and not flow.in_doubt and partitions <= view.keys():
+                return view
+            raise_if_over(flow, self._options.queue)
+            if flow.draining:
                 raise FlowEnded(f"queue {self._options.queue!r}: {DRAINED_FROM_OUTSIDE}")
-            self._flow.wait(0.5)
-        return self._flow.partitions
+            with contextlib.suppress(CounterpoiseError):
+                flow.wait(0.5)
 
     def _known_view(self) -> View | None:
         """The flow's view, once it is certain; None if it stays uncertain for a while."""

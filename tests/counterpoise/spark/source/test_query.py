@@ -248,6 +248,43 @@ def test_it_reads_what_it_owns_and_commits_when_asked_again(
     assert consumption.report()["ends"] == {"0": "3"}
 
 
+def test_a_replay_with_state_waits_while_the_flow_is_bound_again(
+    flow: FlowDouble, log: PostgresLog, broken: BrokenLog
+) -> None:
+    """The end of its lease is no handoff to another consumer."""
+    append(log, "a", "b")
+    replayed = Offset("flights", {0: Range(1, "0", "2")}, "me").to_json()
+    flow.grant(0)
+    flow.queue.partitions[0].leave("orphaned")
+    with running(SourceOptions("flights"), flow, log, broken, keeps_state=True) as consumption:
+        found: list[Any] = []
+        replay = threading.Thread(
+            target=lambda: found.extend(consumption.partitions(EMPTY, replayed)), daemon=True
+        )
+        replay.start()
+        replay.join(0.1)
+        flow.status = "binding"
+        replay.join(1)
+        assert replay.is_alive()
+        flow.queue.partitions[0].grant("me")
+        flow.status = "bound"
+        replay.join(60)
+    (group,) = found
+    assert [(one.epoch, one.start, one.end) for one in group.slices] == [(2, "0", "2")]
+
+
+def test_a_replay_with_state_ends_with_its_flow(
+    flow: FlowDouble, log: PostgresLog, broken: BrokenLog
+) -> None:
+    replayed = Offset("flights", {0: Range(1, "0", "2")}, "me").to_json()
+    flow.status, flow.gone_reason = "gone", "replaced"
+    with (
+        running(SourceOptions("flights"), flow, log, broken, keeps_state=True) as consumption,
+        pytest.raises(FlowEnded, match="the same instanceId"),
+    ):
+        consumption.partitions(EMPTY, replayed)
+
+
 def test_while_it_waits_for_partitions_it_runs_one_micro_batch_that_reads_nothing(
     consumption: Consumption, flow: FlowDouble, log: PostgresLog
 ) -> None:
