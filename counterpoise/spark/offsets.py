@@ -170,9 +170,10 @@ def _range_of(document: Mapping[str, Any]) -> Range:
     )
 
 
-def offset_of(document: Mapping[str, Any], queue: str) -> Offset:
+def offset_of(document: Any, queue: str) -> Offset:
     """The offset that Spark handed back. Raises InvalidOffset if it belongs to another queue."""
-    version = document.get(VERSION_FIELD)
+    # Other sources have numbers and texts, too.
+    version = document.get(VERSION_FIELD) if isinstance(document, dict) else None
     if version is None:
         raise InvalidOffset(
             "the checkpoint was written by another source: choose another checkpointLocation"

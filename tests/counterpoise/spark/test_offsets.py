@@ -73,6 +73,7 @@ def test_the_same_range_under_another_epoch_is_another_range() -> None:
     ("document", "said"),
     [
         ({"index": 3}, "another source"),
+        (3, "another source"),  # of Spark's source `rate`, for one
         ({"counterpoise": 9, "queue": "q", "partitions": {}}, "version 9"),
         ({"counterpoise": 1, "queue": "r", "partitions": {}}, "belongs to queue 'r'"),
         ({"counterpoise": 1, "queue": "q"}, "broken"),
@@ -80,6 +81,6 @@ def test_the_same_range_under_another_epoch_is_another_range() -> None:
         ({"counterpoise": 1, "queue": "q", "partitions": {}, "replays": {"0": {}}}, "broken"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_refused(document: dict[str, object], said: str) -> None:
+def test_a_checkpoint_that_does_not_fit_is_refused(document: object, said: str) -> None:
     with pytest.raises(InvalidOffset, match=said):
         offset_of(document, "q")
