@@ -79,6 +79,19 @@ def later(one: int | None, other: int | None) -> int | None:
     return max((time for time in (one, other) if time is not None), default=None)
 
 
+def held(value: Any) -> Any:
+    """A value of a row as the state holds it. Spark gives a map as pairs, and JSON would make lists
+    of them, which Spark does not take back.
+    """
+    if isinstance(value, dict):
+        return {key: held(one) for key, one in value.items()}
+    if not isinstance(value, list):
+        return value
+    if value and all(type(one) is tuple and len(one) == 2 for one in value):
+        return {key: held(one) for key, one in value}
+    return [held(one) for one in value]
+
+
 class PartitionProcessor(TenuredProcessor):
     """A processor of the rows of one partition, in order, each with its partition time.
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from counterpoise.spark.aggregates.partials import from_text, to_text
 from counterpoise.spark.aggregates.windows import AHEAD_SECONDS, MICROSECONDS, ahead_of
-from counterpoise.spark.processors.clock import TIME, PartitionTime, timed
+from counterpoise.spark.processors.clock import TIME, PartitionTime, held, timed
 from counterpoise.spark.state.processor import in_order
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class JoinByKey(StatefulProcessor):
             known = self._open.getValue((key,))
             opened[key] = [] if known is None else from_text(known[0])
         side = self._kinds.index(row[self._kind])
-        values = [row[name] for name in self._columns]
+        values = [held(row[name]) for name in self._columns]
         new: Open = [side, row["partition"], row["position"], time, bool(row["replay"]), values]
         for other in opened[key]:
             is_open = other[0] != side and now - other[3] <= self._within

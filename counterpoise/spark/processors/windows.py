@@ -25,7 +25,7 @@ from counterpoise.spark.aggregates.partials import (
     to_text,
 )
 from counterpoise.spark.aggregates.windows import Windows
-from counterpoise.spark.processors.clock import TIME, PartitionProcessor, Timed
+from counterpoise.spark.processors.clock import TIME, PartitionProcessor, Timed, held
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -117,7 +117,7 @@ class WindowAggregate(PartitionProcessor):
 
     def _add(self, new: Mapping[Place, Sequence[Row]]) -> None:
         for place, rows in new.items():
-            columns = {name: [row[name] for row in rows] for name in self._columns()}
+            columns = {name: [held(row[name]) for row in rows] for name in self._columns()}
             partial = partial_of(self._values, columns, [_mark(row) for row in rows])
             known = self._partials.getValue(place)
             if known is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -177,10 +178,23 @@ def test_no_header_stops_a_join() -> None:
     application = Application(join)
     headers = {"@": "time"}, {"@": "bytes", "is": "aGk="}
     for position, (kind, given) in enumerate(zip(KINDS, headers, strict=True)):
-        row = message(position, 1, key="a", kind=kind, headers=given)
+        # Spark gives a map as pairs.
+        row = message(position, 1, key="a", kind=kind, headers=list(given.items()))
         found = application.read([row], 1)
-    ((left, right),) = [(pair["left_headers"], pair["right_headers"]) for pair in found]
-    assert (left, right) == headers
+    (pair,) = found
+    sides = [pair["left_headers"], pair["right_headers"]]
+    # And so it takes them back.
+    taken = pa.array(sides, pa.map_(pa.string(), pa.string())).to_pylist()
+    assert tuple(map(dict, taken)) == headers
+
+
+def test_a_window_has_the_map_of_its_last_row() -> None:
+    window = WindowAggregate("last map<string,string>", {"last": Last("headers")}, Windows("at", 8))
+    application = Application(window)
+    application.read([message(0, 1, key="a", headers=[("@", "time")])], 1)
+    (closed,) = application.read([message(1, 9, key="a", headers=None)], 1)
+    taken = pa.array([closed["last"]], pa.map_(pa.string(), pa.string()))
+    assert taken.to_pylist() == [[("@", "time")]]
 
 
 def sides(count: int) -> list[list[Row]]:
