@@ -192,7 +192,12 @@ class Restorer(Generic[S]):
 
     def _catch_up(self, cell: Cell[S], target: str, log: Log, bounds: Bounds) -> None:
         while cell.position is not None and log.compare(cell.position, target) < 0:
-            begin = cell.position
+            begin, first = cell.position, bounds.starts[cell.partition]
+            if log.compare(target, first) < 0:
+                # Nothing is left before it. A trim that comes later shows when it is read.
+                _warn_of_gap(cell.partition, begin, target)
+                cell.position = target
+                return
             ends = {cell.partition: target}
             within = replace(bounds, ends={**bounds.ends, **ends})
             end = log.limit(

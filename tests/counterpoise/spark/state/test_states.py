@@ -231,3 +231,17 @@ def test_trimmed_messages_are_missing_and_it_says_which(
         cell = at(restorer, "12")
     assert cell.state == TEXTS[:5] + TEXTS[8:12]
     assert "without positions 5 to 8" in caplog.text
+
+
+def test_so_are_those_of_a_log_that_is_trimmed_past_the_position(
+    restorer: Restorer[list[str]], log: PostgresLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a topic of Kafka that keeps messages for a time, with onTrimmed=earliest."""
+    restorer.publish(at(restorer, "5"), 1)
+    log.trim({0: "15"})
+    with caplog.at_level(logging.WARNING, "counterpoise.spark"):
+        cell = at(restorer, "12")
+    assert (cell.state, cell.position) == (TEXTS[:5], "12")
+    assert "without positions 5 to 12" in caplog.text
+    restorer.bring_to(cell, "17")
+    assert cell.state == TEXTS[:5] + TEXTS[15:17]
