@@ -89,6 +89,12 @@ class StatefulForeachBatch(Generic[S]):
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         running = RunningBatch.of(batch)
+        if running.planned.queue != self._options.queue:
+            raise InvalidOption(
+                f"StatefulForeachBatch has the options of the queue {self._options.queue!r}, and "
+                f"its query reads {running.planned.queue!r}: the history would be of another "
+                "queue. Give both the same options"
+            )
         self._keeper.channel = running.channel
         table = rows_of(batch)
         if running.planned.divides:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from counterpoise.logs.builtin.log import PostgresLog
 from counterpoise.spark import Snapshots, StatefulForeachBatch
 from counterpoise.spark.channel.channel import Channel, driver_home
+from counterpoise.spark.channel.running_batch import BatchPlan, RunningBatch
 from counterpoise.spark.data_source import SCHEMA
 from counterpoise.spark.errors import InvalidOption, Unsupported
 from counterpoise.spark.offsets import Slice
@@ -24,7 +25,7 @@ from tests.log_support import append, log, log_url, until
 pytestmark = pytest.mark.long
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["log", "log_url"]
 
@@ -34,6 +35,21 @@ def test_options_are_checked_at_once(tmp_path: Path) -> None:
         StatefulForeachBatch(
             {"qeue": "q"}, Letters(), lambda *_: None, snapshots=Snapshots(tmp_path)
         )
+
+
+def test_the_query_reads_the_queue_of_the_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the states would be of the messages of another queue, without an error."""
+    planned = BatchPlan({}, {"queue": "flights"}, "id", "log", (), ())
+    running = RunningBatch(None, "run", planned, Channel(tmp_path, "source"))
+    monkeypatch.setattr(RunningBatch, "of", lambda _: running)
+    handler = StatefulForeachBatch(
+        {"queue": "trips"}, Letters(), lambda *_: None, snapshots=Snapshots(tmp_path)
+    )
+    with pytest.raises(InvalidOption, match="of the queue 'trips', and its query reads 'flights'"):
+        handler(cast("DataFrame", None), 0)
+    handler.close()
 
 
 @pytest.mark.xdist_group("spark")
