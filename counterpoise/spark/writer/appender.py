@@ -39,7 +39,7 @@ APPEND_MESSAGES = 2000
 APPEND_BYTES = 4 * 1024 * 1024
 """An append ends at these, as soon as the rows of its last message are complete."""
 MOST_BYTES = 64 * 1024 * 1024
-"""The largest append, and so the most bytes of all rows made of one message."""
+"""The most bytes of all rows made of one message. An append has up to `APPEND_BYTES` more."""
 
 _TYPES = {
     "key": ("string",),
@@ -109,15 +109,20 @@ class _Append:
     messages: list[Message] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
     size_bytes: int = 0
+    # Of the rows with the last sequence.
+    last_bytes: int = 0
 
     def is_full(self) -> bool:
         return len(self.messages) >= APPEND_MESSAGES or self.size_bytes >= APPEND_BYTES
 
     def add(self, sequence: int, message: Message) -> None:
+        size = message.size_bytes()
+        goes_on = self.sequences and sequence == self.sequences[-1]
+        self.last_bytes = size + (self.last_bytes if goes_on else 0)
         self.messages.append(message)
         self.sequences.append(sequence)
-        self.size_bytes += message.size_bytes()
-        if self.size_bytes > MOST_BYTES:
+        self.size_bytes += size
+        if self.last_bytes > MOST_BYTES:
             raise InvalidRows(
                 f"the rows made of the message {sequence} of {self.publisher} have more than "
                 f"{MOST_BYTES} bytes: they are appended together, so make fewer or smaller ones"

@@ -218,6 +218,10 @@ def test_too_many_bytes_of_one_message_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(appender, "MOST_BYTES", 100)
     large = [(0, n, "x" * 49) for n in range(1, 5)]
     assert len([*appends([rows(*large, key=lambda _: None)], ByPosition("app", FLIGHTS))]) == 4
+    # The limit is of one message, whatever is before it in the append.
+    as_many = [(0, 1, "x" * 9), (0, 2, "x" * 50), (0, 2, "x" * 50)]
+    (one,) = appends([rows(*as_many, key=lambda _: None)], ByPosition("app", FLIGHTS))
+    assert one.sequences == [1, 2, 2]
     with pytest.raises(InvalidRows, match="made of the message 7"):
         list(appends([rows(*[(0, 7, "x" * 49)] * 2, (0, 7, "xxx"))], ByPosition("app", FLIGHTS)))
 
