@@ -30,6 +30,12 @@ logger = logging.getLogger("counterpoise.spark")
 
 # As Python ends a traceback. Spark adds the SQLSTATE, in the same line or in the next.
 _OURS = re.compile(r"^counterpoise(?:\.\w+)*\.(\w+): (.+?)\s*(?:SQLSTATE: \w+)?$", re.MULTILINE)
+# Another error that came of it, but for those in which Spark wraps it.
+_REPLACED = re.compile(
+    r"^(?:During handling of the above exception|The above exception was the direct cause).*\n"
+    r"(?:(?:Traceback|[ \t]).*\n|\n)*(?!pyspark\.|py4j\.)[\w.]+(?::|$)",
+    re.MULTILINE,
+)
 QUERIES = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
 """The class that logs errors of queries."""
 SOURCES = "org.apache.spark.sql.execution.datasources.DataSourceManager"
@@ -54,10 +60,12 @@ _DIED = (
 
 
 def own_words(text: str) -> str | None:
-    """What an error of ours within Spark's text says, with its name; None: there is none."""
-    found = _OURS.findall(text)
-    if found:
-        return f"{found[-1][0]}: {found[-1][1]}"
+    """What an error of ours within Spark's text says, with its name; None: there is none, or the
+    program has failed with another one when it handled it.
+    """
+    if found := [*_OURS.finditer(text)]:
+        last = found[-1]
+        return None if _REPLACED.search(text, last.end()) else f"{last[1]}: {last[2]}"
     return _DIED if _OF_OUR_QUERY in text and _SILENT.match(text) else None
 
 

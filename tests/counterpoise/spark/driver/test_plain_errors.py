@@ -43,6 +43,32 @@ def test_the_last_error_of_ours_is_what_it_says() -> None:
     assert own_words(one_line) == words
 
 
+@pytest.mark.parametrize(
+    ("after", "is_ours"),
+    [
+        ("pyspark.errors.exceptions.base.PySparkRuntimeError: [FAILED]", True),
+        ("FileNotFoundError: [Errno 2] No such file: '/backup'", False),
+        ("StopIteration", False),
+    ],
+)
+@pytest.mark.parametrize(
+    "chained",
+    [
+        "During handling of the above exception, another exception occurred:",
+        "The above exception was the direct cause of the following exception:",
+    ],
+)
+def test_an_error_that_a_program_made_of_it_is_not_hidden(
+    chained: str, after: str, is_ours: bool
+) -> None:
+    frames = (
+        'Traceback (most recent call last):\n  File "program.py", line 12, in f\n    fall_back()'
+    )
+    ours, rest = OF_A_QUERY.split(" SQLSTATE: 38000")
+    text = f"{ours}\n{chained}\n\n{frames}\n{after}\n\n=== Streaming Query ===\n{rest}"
+    assert (own_words(text) is not None) == is_ours
+
+
 KILLED = """\
 {said}
 === Streaming Query ===
