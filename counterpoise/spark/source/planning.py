@@ -20,6 +20,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappush, heapreplace
 from typing import TYPE_CHECKING
 
 from counterpoise.flow import barriers
@@ -382,17 +383,19 @@ def pack(
         piece for one in planned for piece in divided(one, -(-_weight(one) // max(1, largest)))
     ]
     groups: list[list[Slice]] = [[] for _ in range(min(max(most, least or 1), len(pieces)))]
-    loads = [0] * len(groups)
+    # By their loads, the lightest first.
+    loads = [(0, index) for index in range(len(groups))]
     for weight, one in sorted(
         ((_weight(one), one) for one in pieces), key=lambda item: (-item[0], item[1].partition)
     ):
-        lightest = min(range(len(groups)), key=lambda index: (loads[index], index))
-        if loads[lightest] and loads[lightest] + weight > largest:
-            lightest = len(groups)
+        load, index = loads[0]
+        if load and load + weight > largest:
+            index = len(groups)
             groups.append([])
-            loads.append(0)
-        groups[lightest].append(one)
-        loads[lightest] += weight
+            heappush(loads, (weight, index))
+        else:
+            heapreplace(loads, (load + weight, index))
+        groups[index].append(one)
     return [tuple(sorted(group, key=place_of)) for group in groups]
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from counterpoise.flow.view import Owned
 from counterpoise.logs import Bounds, InvalidPosition
 from counterpoise.spark.offsets import Offset, Range, Replay, Slice, joined
+from counterpoise.spark.options import MOST_TASKS
 from counterpoise.spark.source.history import Restore
 from counterpoise.spark.source.planning import (
     Answer,
@@ -184,6 +185,11 @@ def test_a_slice_is_divided_evenly_into_as_many_tasks_as_are_asked_for() -> None
     assert sizes(pack(planned, 2)) == [1000, 1000]
     assert sizes(pack(planned, 4, least=2)) == [1000, 1000], "there are enough"
     assert {one.tenure for group in pack(planned[:1], 1, least=3) for one in group} == {3}
+
+
+def test_as_many_tasks_as_the_options_allow_are_planned() -> None:
+    """Looking at all tasks for each of them took half an hour."""
+    assert set(sizes(pack([Slice(0, 1, "0", f"{2 * MOST_TASKS}")], 2, least=MOST_TASKS))) == {2}
 
 
 def test_many_small_slices_share_tasks_also_below_a_limit() -> None:
