@@ -269,6 +269,13 @@ def reads_ours(execution: Any) -> bool:
     return bool(sources_in(execution.analyzedPlan()))
 
 
+def running_executions(session: Any) -> list[Any]:
+    """Spark's own objects for the running queries of an application, in any of its sessions."""
+    active = session.sharedState().activeStreamingQueries()
+    found = [active.get(run) for run in list(active)]
+    return [one for one in found if one is not None]
+
+
 def sources_in(plan: Any) -> list[Any]:
     """The Counterpoise streams that a logical plan of Spark's reads: its leaves."""
     return [

@@ -36,7 +36,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from counterpoise.at_exit import at_exit
-from counterpoise.spark.channel.channel import Channel, channels_of, refuse_connect
+from counterpoise.spark.channel.channel import (
+    Channel,
+    channels_of,
+    refuse_connect,
+    running_executions,
+)
 from counterpoise.spark.errors import SourceError, Unsupported
 from counterpoise.spark.offsets import Json
 
@@ -285,8 +290,6 @@ def _several(queries: object) -> list[StreamingQuery]:
 
 def _running_in(session: Any) -> list[StreamingQuery]:
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from counterpoise.spark.driver.stopping import running_executions
 
     # Each session knows its own queries alone.
     found = (one.sparkSession().streams().get(one.id()) for one in running_executions(session))

@@ -26,7 +26,12 @@ from weakref import WeakKeyDictionary
 
 from pyspark import SparkContext
 
-from counterpoise.spark.channel.channel import channel_to, offsets_in, reads_ours
+from counterpoise.spark.channel.channel import (
+    channel_to,
+    offsets_in,
+    reads_ours,
+    running_executions,
+)
 from counterpoise.spark.driver.wrapping import check_before
 
 if TYPE_CHECKING:
@@ -64,13 +69,6 @@ def leave(context: SparkContext) -> None:
             _tell(session)
     except Exception as error:  # the JVM has ended, or is ending
         logger.warning("counterpoise: the queries could not leave before Spark stops: %s", error)
-
-
-def running_executions(session: Any) -> list[Any]:
-    """Spark's own objects for the running queries of an application, in any of its sessions."""
-    active = session.sharedState().activeStreamingQueries()
-    found = [active.get(run) for run in list(active)]
-    return [one for one in found if one is not None]
 
 
 def _running(session: Any) -> list[Any]:
