@@ -276,10 +276,7 @@ class BuiltinLogs:
     async def discard(
         self, log: str, partitions: Collection[int], owner: LogOwner | None = None
     ) -> frozenset[int]:
-        """See `LogKind`. Positions continue; readers of discarded messages get no error.
-
-        They can no longer be read; the upkeep deletes them.
-        """
+        """See `LogKind`. Positions continue; readers of discarded messages get no error."""
         async with self._database.transaction() as connection:
             known = await self._database.lock(connection, name_of(log))
             if not may_touch(known, owner):
@@ -297,7 +294,10 @@ class BuiltinLogs:
                     "count": known["partition_count"],
                 },
             )
-            return frozenset(discarded)
+            result = frozenset(discarded)
+        # Whoever reads a range that was planned before finds what is still there.
+        await self.sweep(log)
+        return result
 
     async def drop(self, log: str, owner: LogOwner | None = None) -> None:
         """See `LogKind`. A log without an owner is dropped for any caller.
