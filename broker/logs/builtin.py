@@ -296,7 +296,7 @@ class BuiltinLogs:
             )
             result = frozenset(discarded)
         # Whoever reads a range that was planned before finds what is still there.
-        await self.sweep(log)
+        await self._sweep(name_of(log))
         return result
 
     async def drop(self, log: str, owner: LogOwner | None = None) -> None:
@@ -337,14 +337,7 @@ class BuiltinLogs:
                     "positions": [int(position) for position in below.values()],
                 },
             )
-        await self.sweep(log)
-
-    async def sweep(self, log: str) -> None:
-        """Delete the messages below the starts of partitions, also when that was interrupted."""
-        await self._database.repeat(
-            "SELECT counterpoise_log.sweep(:name, :limit)",
-            {"name": name_of(log), "limit": SWEEP_MESSAGES},
-        )
+        await self._sweep(name_of(log))
 
     async def sweep_dropped(self) -> int:
         """Delete messages of logs that were dropped, also when that was interrupted."""
@@ -490,9 +483,10 @@ class BuiltinLogs:
         not end in time (`SEARCH_SECONDS`) is there with where it ended, and a mean size of 0.
         """
         found: dict[int, Young] = {}
-        end = asyncio.get_running_loop().time() + SEARCH_SECONDS
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + SEARCH_SECONDS
         async for some in pieces([*below.items()]):
-            begins = dict.fromkeys((number for number, _ in some), 0)
+            begins = {number: 0 for number, _ in some}
             while begins:
                 async with self._database.transaction(database.LONG_SECONDS) as connection:
                     rows = await connection.execute(
@@ -507,18 +501,15 @@ class BuiltinLogs:
                             "sample": SAMPLE,
                         },
                     )
-                begins.clear()
-                late = asyncio.get_running_loop().time() > end
+                begins = {}
                 for number, position, mean, until in rows:
                     if position is not None:
                         found[number] = Young(position, mean)
                     elif until < below[number]:
                         begins[number] = until
-                        found[number] = Young(until, 0.0)
-                    else:
-                        found.pop(number, None)
-                if late:
+                if clock() > give_up_at:
                     break
+            found.update((number, Young(until, 0.0)) for number, until in begins.items())
         return found
 
     async def _add_partitions(self, connection: AsyncConnection, name: str) -> None:
@@ -530,6 +521,12 @@ class BuiltinLogs:
                 " ON CONFLICT DO NOTHING"
             ),
             {"name": name},
+        )
+
+    async def _sweep(self, name: str) -> None:
+        await self._database.repeat(
+            "SELECT counterpoise_log.sweep(:name, :limit)",
+            {"name": name, "limit": SWEEP_MESSAGES},
         )
 
 

@@ -191,8 +191,6 @@ class BuiltinKind(LogKind, Protocol):
 
     async def watch(self) -> None: ...
 
-    async def sweep(self, log: str) -> None: ...
-
     async def sweep_dropped(self) -> int: ...
 
     async def forget_publishers(self, idle_seconds: float) -> int: ...
@@ -455,8 +453,6 @@ class LogsByKind:
         """See `Logs`. The last `keep_messages` stay."""
         kind = self._known(log)
         try:
-            if kind is self._builtin:
-                await self._builtin.sweep(log)
             numbered = partial(_numbered, log)
             readers = [dict(map(numbered, some.items())) for some in committed]
             if keys is not None:
@@ -542,10 +538,11 @@ class LogsByKind:
         Best effort: a failure is logged.
         """
         try:
-            await self._builtin.sweep_dropped()
             await self._builtin.forget_publishers(publishers_idle_seconds)
             await self._builtin.drop_expired_credentials()
             await self._builtin.sweep_watches()
+            # Last: a large log takes minutes.
+            await self._builtin.sweep_dropped()
         except LogError as error:
             _log.warning("the upkeep of the logs failed", error=str(error))
 

@@ -138,7 +138,7 @@ class MemoryLogKind:
         """See `LogKind`."""
         self._logs.drop(_name(log), owner.queue_id)
 
-    # What the built-in log has besides: there are no clients, and what is deleted leaves no rest.
+    # What the built-in log has besides: there are no clients and no rests of dropped logs.
 
     async def holders(self) -> frozenset[str]:
         """No credentials were given."""
@@ -157,11 +157,8 @@ class MemoryLogKind:
     async def drop_expired_credentials(self) -> None:
         """As above."""
 
-    async def sweep(self, log: str) -> None:
-        """Trimming leaves nothing."""
-
     async def sweep_dropped(self) -> int:
-        """Nor does dropping."""
+        """Dropping leaves nothing."""
         return 0
 
     async def forget_publishers(self, idle_seconds: float) -> int:
