@@ -205,6 +205,11 @@ class Lane:
         self.more = False
         self.read_to = self.grant.done
 
+    def read_again(self) -> None:
+        """Drop the messages read ahead, and read on when none is in hand."""
+        self.drop_waiting()
+        self.unplaced = self.in_hand > 0
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -293,8 +298,7 @@ class Lanes:
             for grant in changes.stopped:
                 lane = self._lane_of(grant)
                 if lane is not None:
-                    lane.drop_waiting()
-                    lane.unplaced = lane.in_hand > 0
+                    lane.read_again()
             for grant in changes.opened:
                 lane = self._lane_of(grant)
                 if lane is not None:
@@ -723,8 +727,7 @@ class Lanes:
             if lane.window is not None and lane.window.resume():
                 if self._limit is not None:
                     # They may be more than it has room for: `room` has not counted them.
-                    lane.drop_waiting()
-                    lane.unplaced = lane.in_hand > 0
+                    lane.read_again()
                 self._stand(lane)
             lane.quarantined, lane.failure, lane.not_before = False, None, 0.0
             self._wake_reader()
