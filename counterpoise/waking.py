@@ -8,6 +8,9 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
+# Each wait is of its own: epoll would need a call of the system for each socket, and two more.
+_Selector = getattr(selectors, "PollSelector", selectors.DefaultSelector)
+
 
 class Waking:
     """A thread waits on it, and others wake the thread.
@@ -55,7 +58,7 @@ class Waking:
                 one.setblocking(False)
             self._bell = bell
         heard = self._bell[0]
-        with selectors.DefaultSelector() as selector:
+        with _Selector() as selector:
             for descriptor in (heard.fileno(), *descriptors):
                 selector.register(descriptor, selectors.EVENT_READ)
             if self._calls.empty():
