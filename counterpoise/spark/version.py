@@ -13,6 +13,8 @@ READ_LIMITS = (4, 2)
 TELLS_STATE = (4, 1)
 # Since then a processor gets rows, and PySpark has a writer of streams that gets Arrow's batches.
 ROWS_AND_BATCHES = (4, 1)
+# Since then PySpark has to be told the time zone of an Arrow schema; before, it takes UTC.
+TIME_ZONES = (4, 2)
 RANGE = "PySpark 4.0 or later, below 5"
 HOW = "pip install --upgrade 'counterpoise[spark]'"
 
@@ -35,6 +37,11 @@ def tells_state(version: str) -> bool:
 def streams_batches(version: str) -> bool:
     """Whether PySpark has a writer of streams that gets Arrow's batches."""
     return _parts(version) >= ROWS_AND_BATCHES
+
+
+def names_time_zones(version: str) -> bool:
+    """Whether a schema for Arrow is made with a time zone (`sink.batch`)."""
+    return _parts(version) >= TIME_ZONES
 
 
 def require_4_1(what: str, instead: str) -> None:

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark import __version__ as version
 from pyspark.errors import PySparkException
 from pyspark.sql import functions
 
 from counterpoise.spark.driver.plain_errors import own_error
 from counterpoise.spark.offsets import Slice
 from counterpoise.spark.sink.target import Line, MapRows
+from counterpoise.spark.version import names_time_zones
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,10 +42,11 @@ class BatchRows:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the rows."""
+        """The columns of the rows, with times in UTC."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        schema: pa.Schema = to_arrow_schema(self._batch.schema, timezone="UTC")
+        zone: dict[str, Any] = {"timezone": "UTC"} if names_time_zones(version) else {}
+        schema: pa.Schema = to_arrow_schema(self._batch.schema, **zone)
         return schema
 
     def map(self, function: MapRows, schema: str) -> list[Line]:

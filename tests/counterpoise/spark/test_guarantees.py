@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.counterpoise.spark.test_versions import HERE as SPARK
 from tests.counterpoise.spark.test_versions import PLAYED, VERSIONS
 
 HERE = Path(__file__).parent
@@ -148,7 +149,7 @@ TABLE: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
 
 def played_on(cells: tuple[tuple[str, ...], ...]) -> str:
     """The versions of PySpark on which tests of all cells are played."""
-    played = {test.removeprefix("tests/counterpoise/spark/") for test in PLAYED}
+    played = {test.removeprefix(f"{SPARK}/") for of in PLAYED.values() for test in of}
     newest = VERSIONS[-1]
     return f"{VERSIONS[0]} to {newest}" if all(played & {*tests} for _, *tests in cells) else newest
 

@@ -1,12 +1,14 @@
-"""The versions of PySpark before the locked one: every sink in every situation.
+"""The versions of PySpark before the locked one: every sink in every situation, and kills at every
+step of a micro-batch whose rows go into a database or a lake.
 
-The test that plays them runs once more, with another PySpark at the beginning of its path. It is
+The tests that play them run once more, with another PySpark at the beginning of their path. It is
 installed beside the environment, by its own lock.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,9 +22,15 @@ from tests.architecture.structure import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("programs 1")]
 
-PLAYED = [
-    "tests/counterpoise/spark/test_situations.py::test_what_every_sink_has_in_every_situation",
-]
+HERE = "tests/counterpoise/spark"
+KILLS = f"{HERE}/sink/test_kills.py"
+PLAYED = {
+    "situations": [f"{HERE}/test_situations.py::test_what_every_sink_has_in_every_situation"],
+    "kills": [
+        f"{KILLS}::test_killed_at_every_step_and_restarted_at_once",
+        f"{KILLS}::test_in_a_lake_killed_at_every_step_and_stuck_before_a_commit",
+    ],
+}
 VERSIONS = ("4.0", "4.1", "4.2", "4.3")
 """The last one is that of all tests."""
 # These have no archive of their classes (archive.py); to verify 15,000 of them takes long.
@@ -34,7 +42,8 @@ QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception")
 @pytest.mark.timeout(2400)
 @pytest.mark.matrix(of="versions of PySpark")
 @pytest.mark.parametrize("version", VERSIONS[:-1])
-def test_applications_come_go_and_are_killed(version: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", PLAYED)
+def test_applications_come_go_and_are_killed(what: str, version: str, tmp_path: Path) -> None:
     spark = Path(sys.prefix, f"spark-{version}")
     run(os.environ, "deploy/environment.py", sys.prefix, spark.name)
     path = f"{spark}{os.pathsep}{ROOT}"
@@ -43,8 +52,11 @@ def test_applications_come_go_and_are_killed(version: str, tmp_path: Path) -> No
     found = run(environment, "-c", "import pyspark; print(pyspark.__file__, pyspark.__version__)")
     assert found.startswith(f"{spark}/pyspark/__init__.py {version}.")
     check_requirements(spark)
-    played = run(environment, "-m", "pytest", *QUIET, f"--basetemp={tmp_path / 'tests'}", *PLAYED)
-    assert f"{len(PLAYED)} passed" in played
+    home = f"--basetemp={tmp_path / 'tests'}"
+    played = run(environment, "-m", "pytest", *QUIET, home, *PLAYED[what])
+    passed = re.search(r"^(\d+) passed in", played, re.MULTILINE)
+    assert passed
+    assert int(passed[1]) >= len(PLAYED[what])
 
 
 def check_requirements(spark: Path) -> None:

@@ -7,7 +7,6 @@ driver. The other drivers run on the Java of all tests, which starts in half the
 from __future__ import annotations
 
 import contextlib
-import itertools
 import signal
 import subprocess
 from collections import Counter
@@ -82,11 +81,17 @@ def submitted(
 
 
 @pytest.mark.matrix(of="clusters")
+@pytest.mark.parametrize("slow", [("slow write", "slow read"), ("slow read", "slow write")])
 def test_a_second_attempt_of_a_slow_task_writes_nothing_again_as_executors_come_and_go(
-    service: Service, client: Client, cluster: Standalone, tmp_path: Path, database_url: str
+    service: Service,
+    client: Client,
+    cluster: Standalone,
+    tmp_path: Path,
+    database_url: str,
+    slow: tuple[str, str],
 ) -> None:
     """Speculation, and dynamic allocation that decommissions executors, with both sinks in each
-    micro-batch, of one queue and of several in one stream.
+    micro-batch, of one queue and of several in one stream: which task of each is slow.
     """
     one_queue, several = ("flights",), ("orders-eu", "orders-us")
     client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600)
@@ -114,7 +119,7 @@ def test_a_second_attempt_of_a_slow_task_writes_nothing_again_as_executors_come_
         return {file.name for file in home.glob(f"{value.replace(' ', '-')} *-[1-9]")}
 
     with one.watched():
-        for queues, value in itertools.product((one_queue, several), ("slow write", "slow read")):
+        for queues, value in zip((one_queue, several), slow, strict=True):
             before = attempts(value)
             for queue in queues:
                 with Publisher(queue, url=service.url) as publisher:
