@@ -45,6 +45,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from counterpoise.consumer.key_order import Keyed, KeyWindow
 from counterpoise.consumer.message import Failure, Ownership, messages_of
@@ -422,7 +423,7 @@ class Lanes:
             for lane in lanes:
                 lane.left_out = not self._wants(lane)
             wanting = (lane for lane in lanes if not lane.left_out)
-            return sorted(wanting, key=lambda lane: lane.supplied)
+            return sorted(wanting, key=attrgetter("supplied"))
 
     def _wants(self, lane: Lane) -> bool:
         return not (
@@ -430,7 +431,7 @@ class Lanes:
             or lane.quarantined
             or lane.unplaced
             or lane.waiting_messages > self._max_messages // 2
-            or lane.waiting_bytes > self._share_bytes() // 2
+            or 2 * lane.waiting_bytes * len(self._lanes) > self._max_bytes
         )
 
     def _share_bytes(self) -> int:

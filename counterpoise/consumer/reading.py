@@ -358,21 +358,24 @@ class Reader:
         }
         if not known:
             self._all_at = now + ALL_SECONDS
-        bounds = self._bounds(log, wanting, known)
-        lanes = [lane for lane in wanting if lane.partition not in bounds.unanswered]
+        resting = {lane: end for lane, end in known.items() if lane.read_to == end}
+        called = [lane for lane in wanting if lane not in resting]
+        bounds = self._bounds(log, called, known)
+        lanes = [lane for lane in called if lane.partition not in bounds.unanswered]
         ranges = self._ranges(log, bounds, lanes)
         first = self._first(log, [found for found in ranges if self._is_first(found)])
         self._waited_at = {}
         others_wait = any(not lane.is_new for lane in wanting)
         filled = self._fill_all(log, ranges, first, briefly=others_wait)
         if known:
-            self._known = {
+            ends = {
                 lane: bounds.ends[lane.partition]
                 for lane in lanes
                 if lane.partition not in bounds.sealed and lane.grant.owned.state != "retiring"
             }
-            at_ends = {lane: end for lane, end in self._known.items() if lane.read_to == end}
-            self._at_ends = at_ends if len(at_ends) == len(lanes) else {}
+            self._known = {**resting, **ends}
+            at_ends = all(lane in ends and lane.read_to == ends[lane] for lane in lanes)
+            self._at_ends = self._known if at_ends else {}
         return filled
 
     def _need_not_ask(self, log: Log, lane: Lane, end: str) -> bool:
@@ -392,7 +395,8 @@ class Reader:
             bounds = log.bounds(asked, at_once=True)
             self._set_apart(bounds)
             self.incarnation = bounds.incarnation
-        return replace(bounds, ends={**_places(known), **bounds.ends})
+        ends = {lane.partition: known[lane] for lane in lanes if lane in known}
+        return replace(bounds, ends={**ends, **bounds.ends})
 
     def _fill_all(
         self,
@@ -477,7 +481,7 @@ class Reader:
         for lane, start in places:
             end = ends[lane.partition]
             try:
-                ahead = log.compare(start, end)
+                ahead = 0 if start == end else log.compare(start, end)
                 if ahead > 0:
                     raise PositionAhead(lane.partition, start, end)
                 if (above := lane.grant.above) and above.end > int(bounds.ends[lane.partition]):
