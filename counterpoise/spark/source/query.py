@@ -349,6 +349,8 @@ class Consumption:
 
 # How long a micro-batch waits for a certain view of the flow.
 SETTLE_SECONDS = 2.0
+# How often it is told that one waits for partitions, and how many of them are named.
+WARN_SECONDS, MOST_NAMED = 60.0, 10
 
 
 class Batches:
@@ -421,6 +423,7 @@ class Batches:
         after the end of a lease when the flow is bound again. Raises FlowEnded.
         """
         flow = self._flow
+        warn_at = self._clock() + WARN_SECONDS
         while True:
             view = flow.partitions
             if flow.status == "bound" and not flow.in_doubt and partitions <= view.keys():
@@ -428,6 +431,16 @@ class Batches:
             raise_if_over(flow, self._options.queue)
             if flow.draining:
                 raise FlowEnded(f"queue {self._options.queue!r}: {DRAINED_FROM_OUTSIDE}")
+            if self._clock() >= warn_at:
+                warn_at = self._clock() + WARN_SECONDS
+                logger.warning(
+                    "counterpoise: queue %s: the query has to repeat a micro-batch, and waits for "
+                    "its partitions %s: another consumer has them, or nobody does yet (see "
+                    "'counterpoise status %s')",
+                    self._options.queue,
+                    sorted(partitions - view.keys())[:MOST_NAMED],
+                    self._options.queue,
+                )
             with contextlib.suppress(CounterpoiseError):
                 flow.wait(0.5)
 

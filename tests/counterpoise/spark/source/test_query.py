@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import threading
@@ -271,6 +272,24 @@ def test_a_replay_with_state_waits_while_the_flow_is_bound_again(
         replay.join(60)
     (group,) = found
     assert [(one.epoch, one.start, one.end) for one in group.slices] == [(2, "0", "2")]
+
+
+def test_a_replay_with_state_says_for_which_partitions_it_waits(
+    flow: FlowDouble, log: PostgresLog, broken: BrokenLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    append(log, "a", "b")
+    replayed = Offset("flights", {0: Range(1, "0", "2"), 1: Range(1, "0", "0")}, "me").to_json()
+    minutes = itertools.count()
+    told = {"clock": lambda: 60.0 * next(minutes), "keeps_state": True}
+    with running(SourceOptions("flights"), flow, log, broken, **told) as consumption:
+        replay = threading.Thread(
+            target=lambda: consumption.partitions(EMPTY, replayed), daemon=True
+        )
+        replay.start()
+        until(lambda: "waits for its partitions [0]" in caplog.text)
+        flow.grant(0)
+        replay.join(60)
+    assert not replay.is_alive()
 
 
 def test_a_replay_with_state_ends_with_its_flow(
