@@ -124,8 +124,8 @@ def test_a_second_attempt_of_a_slow_task_writes_nothing_again_as_executors_come_
             for queue in queues:
                 with Publisher(queue, url=service.url) as publisher:
                     for number in range(40 // len(queues)):
-                        slow = number == 7 and queue == queues[-1]
-                        message = value if slow else f"v{published.total()}"
+                        is_slow = number == 7 and queue == queues[-1]
+                        message = value if is_slow else f"v{published.total()}"
                         publisher.publish(message.encode(), key=f"k{number}")
                         published[message] += 1
             until(done, f"all is committed, with a task of a {value} in {queues}")
