@@ -17,7 +17,7 @@ second time is a second message. Hence:
    first sequence of its append, and the publisher. After a crash `find_appends` searches the tails
    of the partitions, the last records of the topic, for those of the publisher. They show the
    messages of the last append that have arrived (`LandedSequences`), and the others follow: each
-   once.
+   once. The search goes on where readers end: behind an open transaction of another program.
 
 Messages with sequences of their own (`AppendBatch.sequences`) are once as long as their publisher
 lives, by 1. After a crash nothing is searched: their publishers are many, and a search for each
@@ -46,6 +46,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from counterpoise.logs.errors import InvalidMessage, LogError, LogUnavailable
 from counterpoise.logs.kafka.access import Failures, is_passing
+from counterpoise.logs.kafka.reader import CONSUMER
 from counterpoise.logs.kafka.rows import APPEND, Header, headers_of, record_headers
 from counterpoise.logs.port import MAX_MESSAGE_BYTES, AppendBatch, AppendResult
 from counterpoise.logs.port import Message as Published
@@ -64,6 +65,9 @@ PRODUCER = {
     "topic.metadata.propagation.max.ms": 1000,
 }
 """librdkafka's properties for publishing, in addition to the access."""
+
+SEARCHER = {**CONSUMER, "isolation.level": "read_uncommitted"}
+"""The same for the search. Our own records are of no transaction."""
 
 BATCH_BYTES = 1_000_000
 """librdkafka's own limit of a batch of records. A broker refuses one beyond the topic's

@@ -40,7 +40,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 from counterpoise.logs.errors import LogAccessRefused, LogNotFound, LogUnavailable
 from counterpoise.logs.kafka.access import Access, Failures, librdkafka_logger
 from counterpoise.logs.kafka.answers import Attempt, NoAnswer, Questions, has_passing_error
-from counterpoise.logs.kafka.appender import BATCH_BYTES, PRODUCER
+from counterpoise.logs.kafka.appender import BATCH_BYTES, PRODUCER, SEARCHER
 from counterpoise.logs.kafka.peeking import PEEKER
 from counterpoise.logs.kafka.reader import CONSUMER, SHARED, STAYING, WATCHING
 
@@ -80,6 +80,7 @@ class Clients:
         self._admin: AdminClient | None = None
         self._idle: list[Consumer] = []
         self._idle_peekers: list[Consumer] = []
+        self._idle_searchers: list[Consumer] = []
 
     def admin(self) -> AdminClient:
         """The client for questions. Raises LogError if the access is not valid."""
@@ -114,6 +115,10 @@ class Clients:
         """The same, for `counterpoise.logs.kafka.peeking`."""
         return self._lent(self._idle_peekers, PEEKER)
 
+    def searcher(self) -> AbstractContextManager[Consumer]:
+        """The same, for `counterpoise.logs.kafka.appender`."""
+        return self._lent(self._idle_searchers, SEARCHER)
+
     def staying_consumer(self) -> Consumer:
         """A new consumer that stays assigned; the caller keeps it. Raises as `producer`."""
         return self._consumer(STAYING)
@@ -145,9 +150,10 @@ class Clients:
     def close(self) -> None:
         """Close unused clients. Clients are made anew when needed."""
         with self._lock:
-            unused = [*self._idle, *self._idle_peekers]
-            self._idle.clear()
-            self._idle_peekers.clear()
+            every = (self._idle, self._idle_peekers, self._idle_searchers)
+            unused = [consumer for idle in every for consumer in idle]
+            for idle in every:
+                idle.clear()
             # An admin client ends when the last question is answered.
             self._admin = None
         for consumer in unused:
@@ -156,9 +162,9 @@ class Clients:
     def abandon(self) -> None:
         """In a forked child: forget all clients without touching them."""
         self._lock = threading.Lock()
-        leave_alone(self._admin, *self._idle, *self._idle_peekers)
+        leave_alone(self._admin, *self._idle, *self._idle_peekers, *self._idle_searchers)
         self._admin = None
-        self._idle, self._idle_peekers = [], []
+        self._idle, self._idle_peekers, self._idle_searchers = [], [], []
 
     def _give_back(self, consumer: Consumer, idle: list[Consumer]) -> None:
         try:
@@ -349,14 +355,17 @@ class Topic:
         return self._questions.ask(question, deadline)
 
     def bounds(
-        self, partitions: Iterable[int], deadline: float
+        self, partitions: Iterable[int], deadline: float, *, committed: bool = True
     ) -> tuple[dict[int, int], dict[int, int]]:
-        """First and end offset of each of these partitions, which must exist."""
+        """First and end offset of each of these partitions, which must exist.
+
+        Not `committed`: the end behind records of transactions that are open.
+        """
         wanted = list(partitions)
 
         def question(attempt: Attempt) -> tuple[dict[int, int], dict[int, int]]:
             starts = self._asked(attempt, wanted, OffsetSpec.earliest())
-            ends = self._asked(attempt, wanted, OffsetSpec.latest())
+            ends = self._asked(attempt, wanted, OffsetSpec.latest(), committed=committed)
             return _gathered(attempt, starts), _gathered(attempt, ends)
 
         return self._questions.ask(question, deadline)
@@ -414,12 +423,21 @@ class Topic:
         )
         return asked[self.name]
 
-    def _asked(self, attempt: Attempt, partitions: list[int], spec: OffsetSpec) -> _Asked:
+    def _asked(
+        self,
+        attempt: Attempt,
+        partitions: list[int],
+        spec: OffsetSpec,
+        *,
+        committed: bool = True,
+    ) -> _Asked:
         if not partitions:
             return {}
         asked: _Asked = attempt.admin.list_offsets(
             {TopicPartition(self.name, partition): spec for partition in partitions},
-            isolation_level=IsolationLevel.READ_COMMITTED,
+            isolation_level=(
+                IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+            ),
             request_timeout=attempt.seconds,
         )
         return asked

@@ -169,8 +169,9 @@ class KafkaLog(NumberedLog):
 
     def _find_appends(self, publisher: str, deadline: float) -> list[tuple[int, int]]:
         shape = self._topic.shape(deadline)
-        starts, ends = self._topic.bounds(range(shape.partition_count), deadline)
-        with self._clients.consumer() as consumer:
+        partitions = range(shape.partition_count)
+        starts, ends = self._topic.bounds(partitions, deadline, committed=False)
+        with self._clients.searcher() as consumer:
             return find_appends(
                 consumer, self.name, starts, ends, publisher, self._trouble, deadline
             )

@@ -127,6 +127,25 @@ def test_records_of_aborted_and_open_transactions_are_not_read(apache_kafka, top
     assert log.backlog({0: "2"}, log.bounds([0])) == {0: 6}
 
 
+def test_a_publisher_is_found_behind_an_open_transaction_of_another_program(
+    apache_kafka, topic, opened
+):
+    """Readers do not see its messages yet."""
+    producer = Producer(
+        {"bootstrap.servers": apache_kafka.bootstrap, "transactional.id": uuid.uuid4().hex}
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, "c")
+    assert producer.flush(30) == 0
+    batch = AppendBatch("p", 0, 1, [0] * 3, [Message(b"d")] * 3)
+    assert opened(topic).append(batch) == AppendResult(3, 0)
+    after_a_crash = opened(topic)
+    assert after_a_crash.bounds([0]).ends == {0: "0"}
+    assert after_a_crash.next_sequence("p") == 3
+    producer.abort_transaction(30)
+
+
 def test_what_compaction_removes_is_passed_over_and_the_newest_of_each_key_stays(
     apache_kafka, opened
 ):
