@@ -164,7 +164,7 @@ class Appender:
         self._progress: dict[str, LandedSequences] = {}
         # Messages that the producer has and whose outcome is unknown.
         self._flying: set[tuple[str, int]] = set()
-        self._failures: list[KafkaError] = []
+        self._failures: dict[tuple[str, int], KafkaError] = {}
         self._lost: set[str] = set()
 
     def next_sequence(self, publisher: str, deadline: float) -> int:
@@ -178,6 +178,7 @@ class Appender:
         encoded = [_encoded(message) for message in batch.messages]
         sequences = _numbers(batch)
         self._refuse_too_large(batch.publisher, sequences, encoded)
+        self._failures.clear()  # of calls that have ended
         known = self._progress.get(batch.publisher)
         lost = batch.publisher in self._lost or (known is None and batch.first_sequence > 0)
         if lost and batch.sequences is None:
@@ -216,6 +217,7 @@ class Appender:
         producer, self._producer = self._producer, None
         self._progress.clear()
         self._flying.clear()
+        self._failures.clear()
         self._lost.clear()
         return producer
 
@@ -260,7 +262,7 @@ class Appender:
             if error is None:
                 self._progress[publisher].landed.add(sequence)
             else:
-                self._failures.append(error)
+                self._failures[key] = error
 
         while True:
             try:
@@ -302,11 +304,12 @@ class Appender:
         while self._flying & wanted:
             self._poll()
             if self._trouble.refused() or time.monotonic() >= deadline:
-                if self._failures:
+                if self._failures.keys() & wanted:
                     break
                 raise self._trouble.too_late("appending")
-        if self._failures:
-            failures, self._failures = self._failures, []
+        # Those of other messages are for whoever sends these again.
+        failures = [self._failures.pop(key) for key in sorted(self._failures.keys() & wanted)]
+        if failures:
             raise self._failed(failures)
         self._trouble.clear()
 

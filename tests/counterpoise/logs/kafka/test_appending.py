@@ -314,6 +314,30 @@ def test_a_message_too_large_for_the_cluster_is_the_publishers_error():
     assert producer.taken == [b"0", b"2", b"1"]
 
 
+class Late(Refusing):
+    """Its cluster does not answer until it is `up`."""
+
+    up = False
+
+    def poll(self, seconds):
+        if self.up:
+            super().poll(seconds)
+
+
+def test_a_refusal_is_told_to_whoever_has_sent_the_message():
+    """The service appends for many publishers with one producer."""
+    producer = Late([KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), None, None])
+    one = appender_with([producer])
+    with pytest.raises(LogUnavailable):
+        one.append(batch_of(1), 0.0)
+    producer.up = True
+    other = AppendBatch("other", 0, 4, [0], [Message(b"b")])
+    assert one.append(other, float("inf")) == AppendResult(1, 0)
+    # It may be taken now.
+    assert one.append(batch_of(1), float("inf")) == AppendResult(1, 0)
+    assert producer.taken == [b"b", b"0"]
+
+
 def test_what_the_topic_does_not_take_is_refused_before_anything_is_sent():
     """Else what comes behind it would be in the topic before what is sent again."""
     limits = [100_000, 100_000, 200_000]
