@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import codecs
 import hashlib
-import secrets
 from dataclasses import replace
 
 from broker.calls.access import QueueAccess, act_of
@@ -99,15 +98,17 @@ class MessageCalls:
                     [replace(act, after={"partition": partition, "size_bytes": size_bytes})]
                 )
         appended = await self._logs.append(
-            queue.log, message, _publisher_of(id), queue.partition_count, partition
+            queue.log,
+            message,
+            None if id is None else _publisher_of(id),
+            queue.partition_count,
+            partition,
         )
         return wire.PublishedMessage(appended.partition, appended.before)
 
 
-def _publisher_of(id: str | None) -> str:
+def _publisher_of(id: str) -> str:
     """The publisher id of a message. No program has it, whatever the caller calls the message."""
-    if id is None:
-        return f"service-{secrets.token_hex(16)}"
     return f"service-{hashlib.sha256(id.encode()).hexdigest()}"
 
 

@@ -419,7 +419,7 @@ class LogsByKind:
         self,
         log: str,
         message: Message,
-        id: str,
+        id: str | None,
         partition_count: int,
         partition: int | None = None,
     ) -> Appended:

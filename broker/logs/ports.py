@@ -277,7 +277,7 @@ class Logs(Protocol):
         self,
         log: str,
         message: Message,
-        id: str,
+        id: str | None,
         partition_count: int,
         partition: int | None = None,
     ) -> Appended:

@@ -5,13 +5,15 @@ appends for them, one message at a time, with its own access to the log. Whether
 publish is checked before (`broker.calls.messages`).
 
 The message has an id, under which a log takes it once: it is sequence 0 of a publisher of this
-name. So a call whose outcome is not known is repeated with the same id. The key decides the
-partition, as for every publisher. A message without one goes to the given partition, or to one that
-its id decides, so that a repetition is routed alike.
+name. So a call whose outcome is not known is repeated with the same id, also at another replica; a
+topic of Kafka is searched for it. The key decides the partition, as for every publisher. A message
+without one goes to the given partition, or to one that its id decides, so that a repetition is
+routed alike.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -32,24 +34,33 @@ class Appended(NamedTuple):
 async def append_one(
     append: Callable[[AppendBatch], Awaitable[AppendResult]],
     message: Message,
-    id: str,
+    id: str | None,
     partition_count: int,
     partition: int | None = None,
 ) -> Appended:
     """Append a message under this id; `append` is the log's (`counterpoise.logs.Log.append`).
 
-    `partition` is for a message without a key. Raises what the log raises; the last refusal of the
-    routing if the partitions change all the time.
+    `id` None: nobody repeats it. `partition` is for a message without a key. Raises what the log
+    raises; the last refusal of the routing if the partitions change all the time.
     """
     # The package brings the client with it, which the service does not need to start.
     from counterpoise.publisher.buffer import Routing
 
-    number = hash_of(id if message.key is None else message.key)
+    publisher = f"service-{secrets.token_hex(16)}" if id is None else id
+    number = hash_of(publisher if message.key is None else message.key)
     routing = Routing(partition_count)
     for attempt in range(1, ATTEMPTS + 1):
         to = routing.partition(message, number) if partition is None else partition
         by_range = routing.ranges is not None
-        batch = AppendBatch(id, 0, routing.partition_count, [to], [message], by_range=by_range)
+        batch = AppendBatch(
+            publisher,
+            0,
+            routing.partition_count,
+            [to],
+            [message],
+            by_range=by_range,
+            elsewhere=id is not None,
+        )
         try:
             result = await append(batch)
         except StaleRouting as stale:

@@ -147,6 +147,9 @@ class AppendBatch:
     With `sequences` the i-th has `sequences[i]` instead, of which the first is `first_sequence`.
     They may have holes, and never fall. Messages with the same sequence have to be in the same
     batch: the log then has all of them or none, in whatever order they are repeated.
+
+    `elsewhere`: another process may have appended them. A log that has to look for the messages of
+    other processes does so.
     """
 
     publisher: str
@@ -156,6 +159,7 @@ class AppendBatch:
     messages: Sequence[Message]
     by_range: bool = False
     sequences: Sequence[int] | None = None
+    elsewhere: bool = False
 
     @property
     def last_sequence(self) -> int:

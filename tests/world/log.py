@@ -280,7 +280,7 @@ class Logs:
         self,
         log: str,
         message: Message,
-        id: str,
+        id: str | None,
         partition_count: int,
         partition: int | None = None,
     ) -> Appended:

@@ -180,7 +180,8 @@ class Appender:
         self._refuse_too_large(batch.publisher, sequences, encoded)
         self._failures.clear()  # of calls that have ended
         known = self._progress.get(batch.publisher)
-        lost = batch.publisher in self._lost or (known is None and batch.first_sequence > 0)
+        begun = batch.elsewhere or batch.first_sequence > 0
+        lost = batch.publisher in self._lost or (known is None and begun)
         if lost and batch.sequences is None:
             # This append was begun before, by another process or by a closed producer.
             self._look(batch.publisher, deadline)

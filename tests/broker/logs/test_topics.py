@@ -5,11 +5,13 @@ topic is created again, empty and with more partitions.
 """
 
 import uuid
+from functools import partial
 
 import pytest
 
 from broker import service as broker_service
 from broker.logs import external
+from broker.logs.publisher import append_one
 from counterpoise.client import Client
 from counterpoise.errors import Invalid
 from counterpoise.logs import AppendBatch, Message, StaleRouting, open_log
@@ -137,6 +139,21 @@ def test_topics_of_one_cluster_and_one_access_are_asked_together():
     private, far = "kafka://a.in,b.in/private", "kafka://elsewhere/x"
     assert [*logs.clusters([*named, private, far]).values()] == [named[:2], named[2:], [private]]
     logs.close()
+
+
+async def test_a_message_with_an_id_is_published_once_whichever_replica_is_called(log):
+    async def publish_by_another_replica(id):
+        logs = external.ExternalLogs()
+        try:
+            return await append_one(partial(logs.append, log), Message(b"a"), id, 3)
+        finally:
+            logs.close()
+
+    said = [await publish_by_another_replica(id) for id in ("x", "x", "y", None, None)]
+    assert [one.before for one in said] == [False, True, False, False, False]
+    opened = open_log(log)
+    assert sum(map(int, opened.bounds([0, 1, 2]).ends.values())) == 4
+    opened.close()
 
 
 @pytest.mark.long

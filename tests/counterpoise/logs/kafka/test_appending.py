@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -336,6 +337,15 @@ def test_a_refusal_is_told_to_whoever_has_sent_the_message():
     # It may be taken now.
     assert one.append(batch_of(1), float("inf")) == AppendResult(1, 0)
     assert producer.taken == [b"b", b"0"]
+
+
+def test_what_another_process_may_have_appended_is_looked_for():
+    producer = Refusing([None])
+    one = appender_with([producer], found=[(0, 0)])
+    batch = AppendBatch("p", 0, 4, [0], [Message(b"a")], elsewhere=True)
+    assert one.append(batch, float("inf")) == AppendResult(0, 1)
+    assert one.append(replace(batch, publisher="q", elsewhere=False), float("inf")).appended == 1
+    assert producer.taken == [b"a"]
 
 
 def test_what_the_topic_does_not_take_is_refused_before_anything_is_sent():
