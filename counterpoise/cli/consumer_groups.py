@@ -34,7 +34,7 @@ from counterpoise.cli.output import count_text, counted, position_text, print_js
 from counterpoise.cli.tables import console, table
 from counterpoise.client import Client
 from counterpoise.errors import CounterpoiseError
-from counterpoise.logs import LogError, open_log
+from counterpoise.logs import LogError, LogRefused, open_log
 from counterpoise.logs.address import ENVIRONMENT, kind_of
 
 if TYPE_CHECKING:
@@ -174,10 +174,12 @@ def export_positions(
         with _opened(before.log) as opened:
             group = opened.consumer_group(to_group)
             _refuse_members(to_group, group.members(), refused if dry_run else None)
-            bounds = opened.bounds(sorted(positions))
+            # The queue may not know yet that the topic has grown.
+            count = max(len(positions), opened.bounds([]).partition_count)
+            bounds = opened.bounds(range(count))
             given = {
-                number: None if position is None else opened.number(position)
-                for number, position in positions.items()
+                number: None if (at := positions.get(number)) is None else opened.number(at)
+                for number in range(count)
             }
             begins = _begins("position", given, bounds.starts, bounds.ends)
             transfer = Transfer(to_group, begins, refused)
@@ -263,6 +265,8 @@ def _opened(log: str) -> Iterator[KafkaLog]:
     opened = cast("KafkaLog", open_log(log, timeout_seconds=TIMEOUT_SECONDS))
     try:
         yield opened
+    except LogRefused:
+        raise  # by a cluster that was reached
     except LogError as error:
         access = "check" if os.environ.get(ENVIRONMENT) else "if it needs credentials, set"
         error.add_note(f"check that this machine reaches {log}; {access} {ENVIRONMENT}")

@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
 from counterpoise.cli import consumer_groups
 from counterpoise.cli.consumer_groups import Begin, Transfer
 from counterpoise.client import Client
-from counterpoise.logs import address
+from counterpoise.logs import LogRefused, LogUnavailable, address
 from tests.eventual import eventually
 from tests.kafka_server import PASSWORD, USER
 
@@ -33,6 +33,13 @@ def test_only_logs_in_kafka_have_consumer_groups(run):
     run("queues", "create", "a", "-p", "1")
     said = run("positions", "export", "a", "--to-group", "etl", code=2).output
     assert "only logs in Kafka" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(("error", "notes"), [(LogUnavailable, 1), (LogRefused, 0)])
+def test_only_where_the_cluster_may_not_be_reached_an_error_says_what_to_check(error, notes):
+    with pytest.raises(error) as failure, consumer_groups._opened("kafka://127.0.0.1:1/orders"):
+        raise error("no")
+    assert len(getattr(failure.value, "__notes__", ())) == notes
 
 
 @pytest.mark.long
@@ -221,6 +228,15 @@ class TestOnApacheKafka:
         apache_kafka.create_topic(name, 3)
         said = run("positions", "export", name, "--to-group", name, code=1).output
         assert "ends at 0, and the position 1 is beyond that" in said
+
+    def test_what_the_queue_has_not_yet_of_a_grown_topic_is_exported(self, run, apache_kafka, name):
+        """A group without an offset there might begin at the end."""
+        apache_kafka.create_topic(name, 1)
+        run("queues", "create", name, "--log", apache_kafka.log(name))
+        apache_kafka.grow_topic(name, 2)
+        publish(apache_kafka, name, "ab", 2)
+        run("positions", "export", name, "--to-group", name)
+        assert committed(apache_kafka, name) == [("0", "0"), ("1", "0")]
 
     def test_an_export_with_bound_consumers_is_refused(self, run, start, apache_kafka, name):
         apache_kafka.create_topic(name, 1)
