@@ -172,8 +172,15 @@ if librdkafka_logger.level == logging.NOTSET:
     librdkafka_logger.setLevel(logging.CRITICAL + 1)
 
 
+def _is_refusal(error: KafkaError | None) -> bool:
+    return error is not None and error.code() in _REFUSED
+
+
 class Failures:
-    """The last errors of one log's clients. Written by librdkafka's callbacks."""
+    """The last errors of one log's clients. Written by librdkafka's callbacks.
+
+    Other threads clear it at any time: so each call looks at it once.
+    """
 
     def __init__(self, access: Access, topic: str) -> None:
         self._access = access
@@ -184,9 +191,10 @@ class Failures:
         """Store an event; "all brokers are down" does not replace a more precise one."""
         if error.code() in _NO_MATTER:
             return
-        if error.code() == KafkaError._ALL_BROKERS_DOWN and self._last is not None:
+        last = self._last
+        if error.code() == KafkaError._ALL_BROKERS_DOWN and last is not None:
             return
-        if self._last is None or self._last.code() not in _REFUSED:
+        if not _is_refusal(last):
             self._last = error
 
     def clear(self) -> None:
@@ -195,15 +203,18 @@ class Failures:
 
     def refused(self) -> bool:
         """Whether the cluster did not accept the credentials."""
-        return self._last is not None and self._last.code() in _REFUSED
+        return _is_refusal(self._last)
 
     def too_late(self, what: str) -> LogError:
         """The exception for a call that ran out of time while it did `what`."""
-        if self._last is None:
+        return self._too_late(what, self._last)
+
+    def _too_late(self, what: str, last: KafkaError | None) -> LogError:
+        if last is None:
             return LogUnavailable(f"Kafka was too slow: {what} exceeded its time limit")
-        if self.refused():
-            return self.told(self._last)
-        return LogUnavailable(f"Kafka cannot be reached for {what}: {self._text(self._last)}")
+        if _is_refusal(last):
+            return self.told(last)
+        return LogUnavailable(f"Kafka cannot be reached for {what}: {self._text(last)}")
 
     def told(self, error: KafkaError) -> LogError:
         """The exception for an error answer of the cluster."""
@@ -219,11 +230,9 @@ class Failures:
             return LogNotFound(f"Kafka has no topic {self._topic!r}, or not this partition of it")
         if error.code() in _NOT_TO_BE_HELD:
             return InvalidMessage(f"topic {self._topic!r} refuses a message: {text}")
-        if self.refused():
-            assert self._last is not None
-            return self.told(self._last)
-        if error.code() == KafkaError._TIMED_OUT and self._last is not None:
-            return self.too_late("an answer")
+        last = self._last
+        if _is_refusal(last) or (error.code() == KafkaError._TIMED_OUT and last is not None):
+            return self._too_late("an answer", last)
         if error.code() in _AWAY:
             return LogUnavailable(f"Kafka cannot be reached: {text}")
         return LogUnavailable(f"Kafka: {text}")

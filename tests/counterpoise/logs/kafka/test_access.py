@@ -97,3 +97,25 @@ def test_an_unreachable_address_is_said_to_be_advertised_if_the_cluster_named_it
     assert (advice in str(trouble.told(error))) is is_advertised
     trouble.note(error)
     assert (advice in str(trouble.too_late("an answer"))) is is_advertised
+
+
+class Cleared(Failures):
+    """Another thread clears it as soon as it was looked at."""
+
+    @property
+    def _last(self):
+        return self.__dict__.pop("_last", None)
+
+    @_last.setter
+    def _last(self, error):
+        self.__dict__["_last"] = error
+
+
+@pytest.mark.parametrize("error", [KafkaError._TRANSPORT, KafkaError._AUTHENTICATION])
+def test_what_another_thread_clears_meanwhile_is_told_all_the_same(error):
+    trouble, later = Cleared(parse_access(LOG, None), "orders"), KafkaError(KafkaError._TIMED_OUT)
+    for told in (trouble.too_late, lambda _: trouble.told(later)):
+        trouble._last = KafkaError(error)
+        assert KafkaError(error).name() in str(told("reading"))
+    trouble._last = KafkaError(error)
+    trouble.note(later)
