@@ -71,7 +71,9 @@ class MemoryServer:
         self._epoch = epoch
         self.database = MemoryDatabase(self.now)
         self.logs = MemoryLogs(self.now)
+        # What a shell has set for a real service is nothing to a test.
         given = load(
+            {},
             **{
                 "host": "127.0.0.1",
                 "allowed_hosts": host,
@@ -79,12 +81,13 @@ class MemoryServer:
                 "flow_requests_per_second": 0.0,
                 "address_requests_per_second": 0.0,
                 **(settings or {}),
-            }
+            },
         )
         self.broker = MemoryBroker(given, self.database, Process(self._loop), self.logs)
         self.app = create_app(self.broker, given)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._failures: list[BaseException] = []
+        self._stopped = False
         self._thread = threading.Thread(target=self._work, name="counterpoise-memory", daemon=True)
 
     def now(self) -> float:
@@ -104,6 +107,7 @@ class MemoryServer:
             await self.broker.stop()
 
         self._run(end(), seconds=60.0)
+        self._stopped = True
         self._jobs.put(None)
         self._thread.join()
 
@@ -118,6 +122,8 @@ class MemoryServer:
         """Hand in a request."""
         exchange = Exchange(scope, body, sent)
         self._jobs.put(lambda: self._begin(exchange))
+        if self._stopped:  # nobody takes it
+            sent(None)
         return exchange
 
     def hang_up(self, exchange: Exchange) -> None:

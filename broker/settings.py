@@ -235,7 +235,7 @@ _RULES: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-def load(**given: object) -> Settings:
+def load(environment: Mapping[str, str] = os.environ, /, **given: object) -> Settings:
     """The settings; a given value (not None) wins over the environment. So does a `data_dir` that
     is given over the variable of a database.
 
@@ -247,7 +247,7 @@ def load(**given: object) -> Settings:
     if "data_dir" in values:
         values.setdefault("database_url", None)
     for name in Settings.__struct_fields__:
-        if name not in values and (text := _in_environment(name)):
+        if name not in values and (text := _in_environment(environment, name)):
             values[name] = text
     faults = []
     for field in msgspec.structs.fields(Settings):
@@ -265,11 +265,11 @@ def load(**given: object) -> Settings:
     return Settings(**values)
 
 
-def _in_environment(name: str) -> str:
+def _in_environment(environment: Mapping[str, str], name: str) -> str:
     """The text of the variable of a setting, or in the file that one names; empty: not set."""
     variable = PREFIX + name.upper()
-    text = os.environ.get(variable, "").strip()
-    file = os.environ.get(f"{variable}_FILE", "").strip()
+    text = environment.get(variable, "").strip()
+    file = environment.get(f"{variable}_FILE", "").strip()
     if file and not text and name in SECRETS:
         text = _in_file(f"{variable}_FILE", file)
     return "" if name == "port" and _LINK.match(text) else text

@@ -11,7 +11,7 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -73,7 +73,8 @@ class Flows:
     @contextmanager
     def asking(self, method: str, path: str, sent: Callable[[Sent], object]) -> Iterator[bool]:
         """While a request of this path waits. Gives False if its flow was killed."""
-        _, _, rest = path.partition("/flows/")
+        # The last one: a queue may be called `flows`.
+        _, _, rest = path.rpartition("/flows/")
         flow_id, _, verb = rest.partition("/")
         with self._lock:
             if flow_id in self._killed:
@@ -196,7 +197,7 @@ class AsyncTransport(httpx.AsyncBaseTransport):
         loop, inbox = asyncio.get_running_loop(), asyncio.Queue[Sent]()
 
         def sent(message: Sent) -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(inbox.put_nowait, message)
 
         seconds, is_poll = _limit(request)

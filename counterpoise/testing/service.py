@@ -57,7 +57,8 @@ class MemoryService:
 
     def __init__(self, *, start: datetime = START, **settings: Any) -> None:
         """`start`: the time that its clock shows first. `settings`: other settings of the service
-        (`docs/settings.md`), by their names in lower case.
+        (`docs/settings.md`), by their names in lower case; variables of the environment do not
+        count.
 
         Raises ModuleNotFoundError if the service is not installed.
         """

@@ -3,15 +3,17 @@
 import asyncio
 import math
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
 
-from counterpoise import AsyncFlow, Client, Consumer, Flow, Publisher
+from counterpoise import AsyncClient, AsyncFlow, Client, Consumer, Flow, Publisher
 from counterpoise.consumer import Retry
 from counterpoise.errors import Invalid, Unreachable
-from counterpoise.logs import Message
+from counterpoise.logs import Message, open_log
+from counterpoise.logs.memory import MemoryLog
 from counterpoise.testing import Killed, MemoryService
 from counterpoise.testing.plugin import counterpoise_service
 from counterpoise.waking import Waking
@@ -140,6 +142,15 @@ def test_a_killed_consumer_has_not_committed_so_the_message_comes_again(service)
     service.expire(victim[0])
     service.run(Consumer("orders", each=lambda message: seen.append(message.value)))
     assert seen == [b"once more"] * 2
+
+
+def test_a_consumer_of_any_queue_can_be_killed(service):
+    service.create_queue("flows", partitions=1)
+    service.publish("flows", "first")
+    victim = Consumer("flows", each=lambda message: service.kill(victim))
+    with pytest.raises(Killed):
+        victim.run()
+    assert service.lag("flows") == 1
 
 
 def test_the_lease_of_a_killed_consumer_ends_when_its_time_has_passed(service):
@@ -341,10 +352,14 @@ def test_a_stopped_service_is_unreachable(monkeypatch):
     with MemoryService() as service:
         client = Client(service.url)
         client.create_queue("orders", 1)
+        bound = client.bind("orders", "c")
     other = Client(service.url, timeout_seconds=1.0)
     with pytest.raises(Unreachable):
         other.queues()
     other.close()
+    # Nor is there nothing new for ever for one that it has bound.
+    with pytest.raises(Unreachable, match="hung up"):
+        client.poll("orders", bound.flow_id, bound.flow_token, after=99, wait_seconds=1)
     client.close()
 
 
@@ -353,6 +368,47 @@ def test_services_do_not_share_anything():
         one.create_queue("orders")
         assert two.client.queues() == []
         assert one.url != two.url
+
+
+def test_what_the_environment_has_for_a_real_service_changes_nothing(monkeypatch):
+    monkeypatch.setenv("COUNTERPOISE_LOG_KEEP_MESSAGES", "1000")
+    monkeypatch.setenv("COUNTERPOISE_TLS_KEY", "/nowhere/key.pem")
+    with MemoryService() as service:
+        service.create_queue("orders", retention_seconds=60)
+        service.publish("orders", *map(str, range(8)))
+        service.run(Consumer("orders", each=lambda message: None, url=service.url))
+        service.advance(180.0)
+        assert service.messages("orders") == []
+
+
+def test_a_message_is_published_while_a_reader_that_waits_ends(service):
+    """Amid its `close`: it hears nothing any more, and is not forgotten yet."""
+    view = service.client.log_access("orders", "read")
+    log = open_log(view.log, view.access)
+    assert log.watch(dict.fromkeys(range(4), "0"))
+    assert isinstance(log, MemoryLog)
+    assert log._bell is not None
+    log._bell[0].close()
+    service.publish("orders", "first")
+    assert service.lag("orders") == 1
+    log.close()
+
+
+def test_an_answer_for_a_loop_that_was_closed_disturbs_nobody(service, monkeypatch):
+    answers: list[Callable[[object], None]] = []
+    monkeypatch.setattr(service._server, "exchange", lambda scope, body, sent: answers.append(sent))
+    monkeypatch.setattr(service._server, "hang_up", lambda exchange: None)
+
+    async def gives_up():
+        client = AsyncClient(service.url, timeout_seconds=0.2)
+        with pytest.raises(Unreachable):
+            await client.queues()
+
+    asyncio.run(gives_up())
+    # The loop was closed just after it was asked whether it is.
+    monkeypatch.setattr("asyncio.BaseEventLoop.is_closed", lambda loop: False)
+    for answer in answers:
+        answer(None)
 
 
 def test_a_queue_on_redis_needs_its_server_as_in_production(service, redis_server):
