@@ -18,9 +18,10 @@ from broker.demo.display import Display, LiveDisplay, PlainDisplay
 from broker.demo.evidence import Evidence
 from broker.demo.scenario import Acts, S, Scenario
 from broker.demo.split import SplitScenario, SplitStage
-from broker.demo.stage import DemoFailed, Stage
+from broker.demo.stage import DemoFailed, Stage, forget_other_services
 from broker.demo.verdict import DemoVerdict, OwnerChange, judge
 from broker.demo.work.lake import statistics_in
+from counterpoise.errors import CounterpoiseError
 
 GOOD, BAD, FAILED, INTERRUPTED = 0, 1, 2, 130
 # With fewer flights few aircraft fly twice while one application owns their partition, so there
@@ -55,7 +56,7 @@ def run(
         with tempfile.TemporaryDirectory(prefix="counterpoise-demo-") as directory:
             home = Path(directory)
             verdict = judge(play(home, console, rows, sabotage, split=split, into_lake=into_lake))
-    except DemoFailed as error:
+    except (DemoFailed, CounterpoiseError) as error:
         console.print(f"The demo failed: {error}", markup=False, highlight=False, soft_wrap=True)
         return FAILED
     except KeyboardInterrupt:
@@ -76,8 +77,9 @@ def play(
 ) -> Evidence:
     """Play all acts, with everything they need in `directory`; returns what the verdict needs.
 
-    Raises DemoFailed, and ModuleNotFoundError without the data set.
+    Raises DemoFailed, CounterpoiseError, and ModuleNotFoundError without the data set.
     """
+    forget_other_services()
     display = _display(console)
     try:
         if split:

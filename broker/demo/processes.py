@@ -25,6 +25,7 @@ class DemoProcess:
         self.name = name
         self.log = log
         self._lines: list[str] = []
+        self._gone = False
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
@@ -72,7 +73,11 @@ class DemoProcess:
             self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL for the process and all its children at one moment."""
+        """SIGKILL for the process and all its children at one moment. Once: later its id may be a
+        stranger's.
+        """
+        if self._gone:
+            return
         while running := list(session(self.pid)):
             for pid in running:
                 with contextlib.suppress(ProcessLookupError):
@@ -80,6 +85,7 @@ class DemoProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.02)
         self._process.wait()
+        self._gone = True
         self._close()
 
     def stop(self, grace_seconds: float) -> int:

@@ -331,7 +331,7 @@ class Stage:
 
     def _start(self, name: str, command: Sequence[str]) -> DemoProcess:
         log = self._directory / f"{name.replace(' ', '-')}.log"
-        child = DemoProcess(name, command, log, _environment())
+        child = DemoProcess(name, command, log, {**os.environ, "PYTHONUNBUFFERED": "1"})
         self._children[name] = child
         return child
 
@@ -358,10 +358,12 @@ def _require_success(child: DemoProcess) -> None:
         raise DemoFailed(f"{child.name} ended with {code} instead of 0:\n{child.tail()}")
 
 
-def _environment() -> Mapping[str, str]:
-    """The environment without settings for another service."""
-    kept = {name: value for name, value in os.environ.items() if "COUNTERPOISE_" not in name}
-    return {**kept, "PYTHONUNBUFFERED": "1"}
+def forget_other_services() -> None:
+    """The environment has no settings for another service any more, as a key or an access to logs:
+    neither for the clients of this process nor for its children.
+    """
+    for name in [name for name in os.environ if "COUNTERPOISE_" in name]:
+        del os.environ[name]
 
 
 def _free_port() -> int:

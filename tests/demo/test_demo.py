@@ -10,6 +10,7 @@ demo begins in each run (`test_every_end_of_the_demo_ends_its_processes`).
 from __future__ import annotations
 
 import io
+import os
 import re
 import signal
 import subprocess
@@ -19,8 +20,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 from rich.console import Console
 
+from broker.demo import playing
 from broker.demo.playing import PLAIN_WIDTH, report
+from broker.demo.stage import Stage
 from broker.demo.verdict import judge
+from counterpoise.client import token_of_environment
+from counterpoise.errors import Unauthorized
 from tests.counterpoise.spark.small import with_small_java
 from tests.demo.evidence import RECORDED, read
 from tests.judge.demo import judged
@@ -151,6 +156,19 @@ def test_every_end_of_the_demo_ends_its_processes(
     assert demo.wait(300) == code
     # An application that was about to start notices the end once it runs.
     until(lambda: not children & running(), 240)
+
+
+def test_a_key_for_another_service_is_set_aside_and_a_refusal_is_no_bad_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Refusing(Stage):
+        def begin(self) -> None:
+            raise Unauthorized(f"with {token_of_environment()}")
+
+    monkeypatch.setattr("os.environ", {**os.environ, "COUNTERPOISE_TOKEN": "of-another-service"})
+    monkeypatch.setattr(playing, "Stage", Refusing)
+    assert playing.run() == 2
+    assert "The demo failed: with None" in capsys.readouterr().out
 
 
 @pytest.mark.long

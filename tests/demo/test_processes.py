@@ -1,6 +1,7 @@
 """The demo ends all processes that it started, and no others."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -105,6 +106,23 @@ def test_other_processes_are_left_alone(start: Start) -> None:
         start().kill()
         assert other.poll() is None
         other.terminate()
+
+
+def test_who_has_got_the_id_of_an_ended_process_is_left_alone(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = start()
+    child.stop(5.0)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
+        has_it = [other.pid]
+        monkeypatch.setattr(
+            "broker.demo.processes.session", lambda leader: has_it and [has_it.pop()]
+        )
+        child.kill()
+        child.terminate()
+        assert has_it
+        other.terminate()
+        assert other.wait() == -signal.SIGTERM
 
 
 def test_the_output_of_a_process_is_in_its_log(start: Start) -> None:
