@@ -31,6 +31,8 @@ TIMEOUT_SECONDS = 30.0
 MOST_REBALANCES = (20, 4, 1)
 DEFAULT_URL = "http://127.0.0.1:8640"
 MOST_FLOWS = 100_000
+# Of a running queue, beside those that are options.
+MORE_SETTINGS = ("access_type", "max_warmup_time")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,10 @@ def read_queue(url: str, queue: str) -> RunningQueue:
 
 
 def _finished(client: Client, queue: str) -> list[float]:
-    """The times in which owners released partitions."""
+    """The times in which owners released partitions that were handed off.
+
+    Where nothing was handed off, a partition that was released had no owner: perhaps for a night.
+    """
     for most in MOST_REBALANCES:
         try:
             history = client.rebalances(queue, most)
@@ -62,6 +67,7 @@ def _finished(client: Client, queue: str) -> list[float]:
         return [
             one.seconds
             for rebalance in history
+            if rebalance.handoffs
             for one in rebalance.moves
             if one.outcome == "graceful" and one.from_flow is not None and one.seconds is not None
         ]
@@ -194,7 +200,7 @@ def simulate(
             running = read_queue(url, from_queue)
         except CounterpoiseError as error:
             _fail(str(error))
-        found = {name: getattr(running.queue, name) for name in given}
+        found = {name: getattr(running.queue, name) for name in (*given, *MORE_SETTINGS)}
         count = max(1, running.queue.flow_count)
         finish = finish if running.finish_seconds is None else running.finish_seconds
         source = f" from {from_queue} ({running.handoffs} handoffs measured)"

@@ -90,7 +90,9 @@ def advice(played: Played, consumers: ConsumerModel) -> Iterator[str]:
     handoffs = sum(phase.handoffs for phase in played.phases)
     forced = sum(phase.forced for phase in played.phases)
     slowest = consumers.finish_seconds * 1.5
-    if forced:
+    if forced and slowest <= settings.max_handoff_time:
+        yield f"{forced:,} of {handoffs:,} handoffs are forced: their owners had crashed."
+    elif forced:
         yield (
             f"{forced:,} of {handoffs:,} handoffs are forced: consumers take up to {slowest:g} s, "
             f"and max_handoff_time is {settings.max_handoff_time:g} s. With {slowest:g} s or more "

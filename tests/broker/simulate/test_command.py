@@ -13,6 +13,7 @@ from broker.simulate.command import simulate
 from counterpoise.client import Client
 from counterpoise.errors import BadAnswer
 from counterpoise.flow import Flow
+from counterpoise.testing import MemoryService
 from tests.service import Service
 
 
@@ -68,6 +69,37 @@ def test_a_running_queue_gives_its_own_numbers(service: Service) -> None:
             result = run("--from", "flights", "--url", service.url, "--max-handoff-time", "7")
     assert "6 partitions, 1 consumer from flights" in result.output
     assert "rebalance_delay 0 s, max_handoff_time 7 s" in result.output
+
+
+def test_a_running_queue_is_played_with_its_settings_that_are_no_options() -> None:
+    with MemoryService() as service:
+        service.create_queue("one", 6, access_type="exclusive")
+        service.create_queue("warm", 6, max_warmup_time=1)
+        options = ("--url", service.url, "--flows", "4", "--json", "--warmup-seconds", "60")
+        one = json.loads(run("--from", "one", *options).stdout)["steps"]
+        warm = json.loads(run("--from", "warm", *options).stdout)["steps"]
+    assert [(step["do"], step["handoffs"]) for step in one[:2]] == [("bind", 0), ("bind", 0)]
+    assert (warm[1]["do"], warm[1]["handoffs"]) == ("bind", 3)
+    assert warm[1]["balanced_after"] < 60
+
+
+def test_a_night_without_an_owner_is_no_handoff() -> None:
+    with MemoryService() as service:
+        service.create_queue("flights", 2, rebalance_delay=5)
+        with Flow("flights", url=service.url) as flow:
+            service.advance(6)
+            service.wait_until(lambda: len(flow.partitions) == 2)
+            service.client.drain("flights", str(flow.flow_id))
+            for number, owned in flow.partitions.items():
+                flow.release(number, epoch=owned.epoch)
+        service.advance(36_000)
+        with Flow("flights", url=service.url) as flow:
+            service.advance(6)
+            said = run("--from", "flights", "--url", service.url).output
+        (move, *_) = service.client.rebalances("flights")[0].moves
+    assert (move.outcome, move.seconds) == ("graceful", 36_005.0)
+    assert "(0 handoffs measured)" in said
+    assert "finish 0.5 s" in said
 
 
 def test_a_queue_that_is_not_there_is_one_line(service: Service) -> None:

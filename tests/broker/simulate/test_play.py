@@ -44,6 +44,14 @@ def test_consumers_that_are_slower_than_the_deadline_are_forced() -> None:
     assert fitting.phases[1].forced == 0
 
 
+def test_handoffs_that_a_crash_forces_are_no_advice_on_the_deadline() -> None:
+    slow = ConsumerModel(finish_seconds=2.0)
+    plan = (Step(0, "bind", 2), Step(60, "bind", 1), Step(65.05, "crash", 1))
+    assert list(advice(played(*plan, consumers=slow), slow)) == [
+        "17 of 33 handoffs are forced: their owners had crashed."
+    ]
+
+
 def test_the_advice_on_the_holddown_is_right() -> None:
     """With the delay that it names nothing is handed off in a rolling restart."""
     plan = named("rolling-restart", 20, 8.0)
