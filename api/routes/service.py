@@ -26,6 +26,7 @@ from broker.core.access import Right
 from broker.core.errors import Unavailable
 from broker.service import Broker
 from counterpoise import headline, wire
+from counterpoise.logs.address import kind_of
 
 T = TypeVar("T")
 
@@ -95,7 +96,8 @@ def share_answers(app: FastAPI) -> None:
             queues: tuple[wire.Queue, ...] | None = None
             with contextlib.suppress(Unavailable, TimeoutError):
                 queues = await in_time(listed())
-            found = await lags.of([] if queues is None else [queue.name for queue in queues])
+            # A log of an unknown kind never says how long it is: that would look like one away.
+            found = await lags.of(one.name for one in queues or () if kind_of(one.log) is not None)
             return await metrics.exposition(queues, found, patterns)
 
         async def listed() -> tuple[wire.Queue, ...]:

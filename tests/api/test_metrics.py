@@ -58,6 +58,18 @@ def test_a_queue_that_falls_behind_is_seen(service: Service, api: httpx.Client) 
     assert seen['counterpoise_queue_rebalance_status{queue="q",status="Ready"}'] == 1
 
 
+def test_a_log_of_an_unknown_kind_has_no_lag_and_is_not_taken_for_one_that_is_away(
+    service: Service, api: httpx.Client
+) -> None:
+    create_queue(api, "q", 2)
+    create_queue(api, "foreign", 2, log="nats://logs.example:4222/foreign")
+    lag = 'counterpoise_queue_lag_unknown_partitions{queue="%s"}'
+    eventually(lambda: lag % "q" in scraped(service))
+    seen = scraped(service)
+    assert 'counterpoise_queue_partitions{queue="foreign"}' in seen
+    assert [name for name in seen if "_lag_" in name and "foreign" in name] == []
+
+
 @pytest.mark.long
 def test_the_time_from_publish_to_commit_is_seen_by_itself(
     service: Service, api: httpx.Client
