@@ -198,9 +198,10 @@ class MemoryService:
 
         def done() -> bool:
             nonlocal late
-            late = time.monotonic() > deadline
             # What is set aside (`Retry`) will be tried again.
-            return late or (consumer.handled >= waiting and not consumer.set_aside)
+            complete = consumer.handled >= waiting and not consumer.set_aside
+            late = not complete and time.monotonic() > deadline
+            return late or complete
 
         _run(consumer, done)
         if late:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -295,6 +296,17 @@ def test_a_running_consumer_that_does_not_end_is_an_error(service, monkeypatch):
     with pytest.raises(TimeoutError, match="1 of 1 consumers"):
         play()
     go_on.set()
+
+
+def test_a_run_that_has_handled_all_is_not_too_late(service, monkeypatch):
+    service.publish("orders", "slow")
+
+    def handle(message):
+        later = SimpleNamespace(monotonic=lambda: math.inf)
+        monkeypatch.setattr("counterpoise.testing.service.time", later)
+
+    service.run(Consumer("orders", each=handle))
+    assert service.lag("orders") == 0
 
 
 def test_a_run_ends_behind_what_was_set_aside(service):
