@@ -5,7 +5,9 @@ version that the extra `otel` of the server's wheel brings; earlier versions ign
 `broker.tracing` has what is traced below a request.
 """
 
+import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -67,6 +69,19 @@ def _has_exporter() -> bool:
         return False
 
 
+async def _send_last_spans(seconds: float) -> None:
+    """The spans that wait are sent, within so many seconds.
+
+    FastAPI would wait ten for each few hundred of them, if nobody answers: longer than a service
+    may take to stop.
+    """
+    if (trace := tracing.api()) is not None:
+        provider = trace.get_tracer_provider()
+        sending = threading.Thread(target=provider.shutdown, daemon=True)
+        sending.start()
+        await asyncio.to_thread(sending.join, seconds)
+
+
 def _excluded(scope: MutableMapping[str, Any]) -> bool:
     """Probes, metrics and pages."""
     return not str(scope["path"]).startswith("/v1/")
@@ -107,6 +122,8 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
     `app.state.open_calls.end()` (`api.server` does).
     """
 
+    traced = telemetry()
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await broker.start()
@@ -114,6 +131,8 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
             yield
         finally:
             await broker.stop()
+            if traced["auto_configure"]:
+                await _send_last_spans(max(1.0, settings.shutdown_seconds))
 
     app = Application(
         title="Counterpoise",
@@ -122,7 +141,7 @@ def create_app(broker: Broker, settings: Settings) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        telemetry=telemetry(),
+        telemetry=traced,
     )
     # Without include_router, which would look every request up twice.
     app.router.routes.extend(openapi.all_routes())

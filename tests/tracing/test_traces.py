@@ -1,6 +1,8 @@
 """What a trace shows (docs/tracing.md): client, service and database in one, for each handoff."""
 
 import asyncio
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -197,6 +199,52 @@ except counterpoise.errors.Unreachable:
     pass
 assert not [name for name in sys.modules if name.startswith("opentelemetry")]
 """
+
+
+STOPPING = """
+import asyncio, types
+from opentelemetry import trace
+from api.app import create_app
+from broker.replica.events import EventCounters
+from broker.settings import load
+
+async def nothing(): pass
+
+broker = types.SimpleNamespace(
+    tally=EventCounters(), start=nothing, stop=nothing, is_reachable=None
+)
+app = create_app(broker, load({}, shutdown_seconds=0.0))
+messages = ["lifespan.startup", "lifespan.shutdown"]
+
+async def receive():
+    if len(messages) == 1:
+        assert type(trace.get_tracer_provider()).__module__.startswith("opentelemetry.sdk")
+        for _ in range(2000):
+            trace.get_tracer("test").start_span("span").end()
+    return {"type": messages.pop(0)}
+
+async def send(message):
+    print(message["type"], flush=True)
+
+asyncio.run(app({"type": "lifespan", "app": app}, receive, send))
+"""
+
+
+def test_a_collector_that_does_not_answer_keeps_no_service_from_its_end():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        collector = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "3600",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", STOPPING],
+            env={**os.environ, **collector},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.stdout.split() == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_client_without_a_provider_loads_nothing():
