@@ -23,6 +23,7 @@ from counterpoise.cli.options import finite, json_option, key_options, queue_nam
 from counterpoise.cli.output import counted
 from counterpoise.client import Client
 from counterpoise.errors import BadAnswer, CounterpoiseError
+from counterpoise.logs.address import kind_of, parse_log
 from counterpoise.plain import plain_line
 from counterpoise.wire import Queue
 
@@ -200,8 +201,14 @@ def simulate(
             running = read_queue(url, from_queue)
         except CounterpoiseError as error:
             _fail(str(error))
-        found = {name: getattr(running.queue, name) for name in (*given, *MORE_SETTINGS)}
-        count = max(1, running.queue.flow_count)
+        queue = running.queue
+        found = {name: getattr(queue, name) for name in (*given, *MORE_SETTINGS)}
+        aligned = kind_of(queue.log) == "aligned"
+        found["aligned"] = len(parse_log(queue.log).parts) if aligned else 1
+        if queue.partitioning == "dynamic":
+            # The other number is the one that it was created with.
+            found["partition_count"] = queue.operational_partition_count
+        count = max(1, queue.flow_count)
         finish = finish if running.finish_seconds is None else running.finish_seconds
         source = f" from {from_queue} ({running.handoffs} handoffs measured)"
     chosen = {**found, **{name: value for name, value in given.items() if value is not None}}
@@ -214,6 +221,10 @@ def simulate(
         steps = _steps(scenario, count, start_seconds)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--scenario") from None
+    for number in (settings.partition_count, *(one.count for one in steps if one.do == "resize")):
+        if number % settings.aligned:
+            logs = settings.aligned
+            _fail(f"{from_queue} reads {logs} aligned logs: {number} is no multiple of {logs}")
     started = time.monotonic()
 
     def tell(at: float, said: str) -> None:

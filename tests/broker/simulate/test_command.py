@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec import structs
 
-from broker.simulate.command import simulate
+from broker.simulate.command import RunningQueue, simulate
 from counterpoise.client import Client
 from counterpoise.errors import BadAnswer
 from counterpoise.flow import Flow
@@ -81,6 +82,29 @@ def test_a_running_queue_is_played_with_its_settings_that_are_no_options() -> No
     assert [(step["do"], step["handoffs"]) for step in one[:2]] == [("bind", 0), ("bind", 0)]
     assert (warm[1]["do"], warm[1]["handoffs"]) == ("bind", 3)
     assert warm[1]["balanced_after"] < 60
+
+
+def test_the_partitions_of_aligned_logs_move_together() -> None:
+    with MemoryService() as service:
+        for name in ("one", "two"):
+            service.create_queue(name, 3)
+        service.client.create_queue("both", log="builtin:one", align_with="two")
+        options = ("--from", "both", "--url", service.url, "--flows", "4")
+        steps = json.loads(run(*options, "--json").stdout)["steps"]
+        said = run(*options, "-p", "7", code=1).output
+    assert [step["handoffs"] for step in steps[:2]] == [0, 2]
+    assert "both reads 2 aligned logs: 7 is no multiple of 2" in said
+
+
+def test_a_dynamic_queue_is_played_with_the_partitions_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with MemoryService() as service:
+        queue = service.create_queue("flights", 4)
+    grown = structs.replace(queue, partitioning="dynamic", operational_partition_count=64)
+    running = RunningQueue(grown, None, 0)
+    monkeypatch.setattr("broker.simulate.command.read_queue", lambda url, name: running)
+    assert run("--from", "flights").output.startswith("64 partitions, ")
 
 
 def test_a_night_without_an_owner_is_no_handoff() -> None:
