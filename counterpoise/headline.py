@@ -46,6 +46,8 @@ GROWS_FROM = 1000
 GROWS_SECONDS = 900
 # What was measured a shorter while ago says nothing yet.
 GROWS_LEAST_SECONDS = 540
+# In a busy queue thousands of messages wait for a moment, now more of them, now fewer.
+GROWS_AGE_SECONDS = 300
 # What the dashboard's module has of the above.
 TABLE = (
     "ORDER",
@@ -55,6 +57,7 @@ TABLE = (
     "GROWS_FROM",
     "GROWS_SECONDS",
     "GROWS_LEAST_SECONDS",
+    "GROWS_AGE_SECONDS",
 )
 
 
@@ -90,13 +93,15 @@ class Headline:
         return f"{self.text} ({status})" if self.text else status
 
 
-def lag_grows(waiting: int, measured: Sequence[tuple[datetime, int | None]]) -> bool:
+def lag_grows(
+    waiting: int, age: float | None, measured: Sequence[tuple[datetime, int | None]]
+) -> bool:
     """Whether many messages wait, and more than when the service measured a while ago.
 
-    What is paused is no part of `waiting`. `measured`: when, the oldest first, and the lag; None:
-    not known. The newest one says what time it is there.
+    What is paused is no part of `waiting`. `age`: that of the oldest, in seconds. `measured`: when,
+    the oldest first, and the lag. None: not known. The newest one says what time it is there.
     """
-    if not measured:
+    if not measured or (age is not None and age < GROWS_AGE_SECONDS):
         return False
     now = measured[-1][0]
     since = now - timedelta(seconds=GROWS_SECONDS)

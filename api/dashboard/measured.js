@@ -6,7 +6,7 @@
  */
 
 import { get } from "./calls.js";
-import { GROWS_FROM, GROWS_LEAST_SECONDS, GROWS_SECONDS } from "./headline.js";
+import { GROWS_AGE_SECONDS, GROWS_FROM, GROWS_LEAST_SECONDS, GROWS_SECONDS } from "./headline.js";
 
 const KEPT_SECONDS = 3600;
 const MEASURED_SECONDS = 30;
@@ -82,6 +82,7 @@ export class History {
   grows() {
     const now = this.looks.at(-1), before = this.points().find((point) => point.at >= now?.at - GROWS_SECONDS * 1000);
     const lag = now ? now.lag - now.held : 0;
+    if (now && now.age !== null && now.age < GROWS_AGE_SECONDS) return false;
     return Boolean(before) && now.at - before.at > GROWS_LEAST_SECONDS * 1000 && lag > GROWS_FROM && lag > before.lag;
   }
 

@@ -61,7 +61,8 @@ def look_at(client: Client, name: str, partitions: Sequence[Partition]) -> Look 
     measured: list[tuple[datetime, int | None]] = []
     with contextlib.suppress(CounterpoiseError):  # all else is known
         measured = [(one.at, one.lag) for one in client.measurements(name).items]
-    return replace(look, grows=lag_grows(look.waiting, measured))
+    ages = [one.lag_seconds for one in partitions if one.lag_seconds is not None]
+    return replace(look, grows=lag_grows(look.waiting, max(ages, default=None), measured))
 
 
 def known_lag(partitions: Iterable[Partition]) -> int | None:

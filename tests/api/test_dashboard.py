@@ -31,4 +31,5 @@ def test_each_module_is_served_with_all_that_it_imports(
         "GROWS_FROM": 1000,
         "GROWS_SECONDS": 900,
         "GROWS_LEAST_SECONDS": 540,
+        "GROWS_AGE_SECONDS": 300,
     }

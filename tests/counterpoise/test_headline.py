@@ -73,8 +73,10 @@ def test_the_lag_grows_if_it_is_larger_than_a_while_ago(
     measured: list[tuple[datetime, int | None]] = [(now - timedelta(hours=1), 0)]
     if minutes is not None:
         measured += [(now - timedelta(minutes=minutes), lag)]
-    assert lag_grows(waiting, [*measured, (now, 0)]) == grows
+    for age in (None, 300.0):
+        assert lag_grows(waiting, age, [*measured, (now, 0)]) == grows
+    assert not lag_grows(waiting, 299.0, [*measured, (now, 0)]), "as in any busy queue"
 
 
 def test_nothing_is_said_of_a_lag_that_was_never_measured() -> None:
-    assert not lag_grows(5000, [])
+    assert not lag_grows(5000, None, [])

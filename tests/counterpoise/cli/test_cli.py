@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from contextlib import closing, contextmanager, nullcontext
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from subprocess import PIPE
 from types import SimpleNamespace
@@ -117,7 +118,9 @@ def test_a_lag_that_grows_is_said(run, service, migrated_url):
     measured(migrated_url, "a", rounds=40)
     with Client(service.url) as client:
         client.bind("a", "one", lease_seconds=600)
-        run("publish", "a", "-q", stdin="x\n" * 1000)
+        with Publisher("a", url=service.url) as publisher:
+            publisher.publish(b"x", published_at=datetime.now(UTC) - timedelta(minutes=6))
+        run("publish", "a", "-q", stdin="x\n" * 999)
         assert "lag grows" not in run("queues", "list").output, "these are few"
         run("publish", "a", "-q", stdin="x\n")
         assert "lag grows (Ready)" in run("queues", "list").output
