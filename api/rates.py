@@ -106,6 +106,7 @@ class Rates:
         self.flows = Bucket(flow_per_second)
         self.addresses = Bucket(address_per_second)
         self.at_work: set[object] = set()
+        self.hold_seconds = HOLD_SECONDS
         self._held = 0
         self._one_big = asyncio.Lock()
         self._big: set[object] = set()
@@ -195,7 +196,7 @@ class Rates:
         if self._held < MOST_HELD:
             self._held += 1
             try:
-                await asyncio.sleep(HOLD_SECONDS)
+                await asyncio.sleep(self.hold_seconds)
             finally:
                 self._held -= 1
 

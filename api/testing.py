@@ -85,6 +85,8 @@ class MemoryServer:
         )
         self.broker = MemoryBroker(given, self.database, Process(self._loop), self.logs)
         self.app = create_app(self.broker, given)
+        # It would be for ever, because its time stands still.
+        self.app.state.rates.hold_seconds = 0.0
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._failures: list[BaseException] = []
         self._stopped = False

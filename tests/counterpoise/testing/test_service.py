@@ -12,7 +12,7 @@ import pytest
 
 from counterpoise import AsyncClient, AsyncFlow, Client, Consumer, Flow, Publisher
 from counterpoise.consumer import Retry
-from counterpoise.errors import Invalid, Unreachable
+from counterpoise.errors import Invalid, ServiceUnavailable, Unreachable
 from counterpoise.logs import Message, open_log
 from counterpoise.logs.memory import MemoryLog
 from counterpoise.testing import Killed, MemoryService
@@ -373,6 +373,15 @@ def test_a_stopped_service_is_unreachable(monkeypatch):
     with pytest.raises(Unreachable, match="hung up"):
         client.poll("orders", bound.flow_id, bound.flow_token, after=99, wait_seconds=1)
     client.close()
+
+
+def test_a_call_beyond_a_limit_is_refused_as_in_production():
+    """The refusal is not delayed by time that does not pass."""
+    with MemoryService(address_requests_per_second=1) as service:
+        client = Client(service.url, timeout_seconds=1.0)
+        with pytest.raises(ServiceUnavailable, match="over its rate"):
+            [client.queues() for _ in range(20)]
+        client.close()
 
 
 def test_services_do_not_share_anything():
