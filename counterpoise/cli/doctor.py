@@ -372,8 +372,7 @@ def _waking(queue: Queue, view: LogView, rows: list[PartitionLag]) -> Iterator[F
             "give consumers the right to call XREAD (+@read)"
             if kind_of(view.log) == "redis"
             else "give consumers the address of the primary Postgres itself: no notification comes "
-            "from a standby or through a connection pooler"
-            + (", and aligned logs need equal partition counts" if "+" in view.log else ""),
+            "from a standby or through a connection pooler",
         )
 
 

@@ -70,7 +70,7 @@ class PostgresWatching:
         if heard is None or ends != self._ends:
             return self._begin(ends)
         descriptor, payloads = heard
-        if any(map(self._concerns, payloads)):
+        if self._is_called(payloads):
             return _NOW
         if now < self._look_at:
             return Rest(self._look_at - now, (descriptor,))
@@ -104,10 +104,10 @@ class PostgresWatching:
             self._ends = {}
             return _NOW
         if found == "unsaid":
-            # The server has crashed since. Or the log never had one of the partitions.
+            # The server has crashed since, or a resize has made one of the partitions.
             return self._never(LOCKED_SECONDS) if said else self._begin(self._ends)
         descriptor, payloads = heard
-        if any(map(self._concerns, payloads)):
+        if self._is_called(payloads):
             return _NOW
         if found == "soon":
             self._soon += 1
@@ -117,6 +117,12 @@ class PostgresWatching:
             seconds = LOOK.after(self._looks)
         self._look_at = self._monotonic() + seconds
         return Rest(seconds, (descriptor,))
+
+    def _is_called(self, payloads: Sequence[str]) -> bool:
+        if "" in payloads:
+            # Perhaps a resize made a partition, of which nothing is said yet.
+            self._look_at = 0.0
+        return any(map(self._concerns, payloads))
 
     def _concerns(self, payload: str) -> bool:
         """Whether a notification is of partitions that are watched, or of any."""

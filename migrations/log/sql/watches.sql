@@ -54,7 +54,8 @@ REVOKE ALL ON FUNCTION counterpoise_log.watch FROM PUBLIC;
 -- Whether a reader that has said so still waits at these ends: `yes`; `moved`, a partition has moved,
 -- or nothing will be appended to it; `unsaid`, `watch` was not called, or the server has crashed
 -- since; `soon`, a transaction has locked a partition. It must be a statement of its own after
--- `watch`, and all in it is of one snapshot.
+-- `watch`, and all in it is of one snapshot. Of a partition that only a resize can make (the log is
+-- read beside a larger one) nothing is said: the resize notifies (`wake_all`).
 CREATE FUNCTION counterpoise_log.still_waits(
     p_log text, p_channel text, p_partitions integer[], p_positions bigint[]
 ) RETURNS text
@@ -66,18 +67,20 @@ DECLARE
     v_running CONSTANT bigint[] := ARRAY(
         SELECT x::text::bigint & 4294967295 FROM pg_snapshot_xip(pg_current_snapshot()) AS x);
     v_log_id integer;
+    v_count integer;
     v_waits boolean;
     v_said boolean;
     v_locked boolean;
 BEGIN
     PERFORM counterpoise_log.check_client(p_log, 'read');
-    SELECT log_id INTO v_log_id FROM counterpoise_log.logs
+    SELECT log_id, partition_count INTO v_log_id, v_count FROM counterpoise_log.logs
         WHERE name = p_log AND counterpoise_log.channel_of(incarnation) = p_channel;
     IF NOT FOUND THEN
         RETURN 'moved';
     END IF;
     SELECT bool_and(coalesce(e.next_position, 0) = asked.position AND p.successors IS NULL),
-            bool_and(w.position IS NOT NULL),
+            bool_and(w.position IS NOT NULL
+                OR (p.partition IS NULL AND asked.partition >= v_count)),
             bool_or(p.xmax <> '0'::xid AND (
                 ((p.xmax::text::bigint - v_next) & 4294967295) < 2147483648
                 OR p.xmax::text::bigint = ANY (v_running)))

@@ -75,9 +75,7 @@ def test_it_says_where_no_wake_up_arrives(run, service, monkeypatch):
     run("queues", "create", "a", "-p", "2", "--rebalance-delay", "0")
     run("queues", "create", "b", "-p", "1")
     run("queues", "create", "beside", "--log", "builtin:a", "--align-with", "b")
-    found = examined(service.url)
-    assert "wake-ups of a" not in found
-    assert "equal partition counts" in found["wake-ups of beside"][1]
+    assert not {"wake-ups of a", "wake-ups of beside"} & examined(service.url).keys()
     monkeypatch.setattr(connection, "_WHOSE", "SELECT 0, pg_is_in_recovery()")
     state, said = examined(service.url)["wake-ups of a"]
     assert state == "warning"
