@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from broker.logs import times
-from broker.logs.builtin import BuiltinLogs
+from broker.logs.builtin import _AGES, BuiltinLogs
 from broker.logs.by_kind import LogsByKind
 from broker.logs.external import ExternalLogs
 from broker.logs.ports import LogOwner
@@ -318,6 +318,28 @@ async def test_the_age_is_that_of_the_message_at_the_position(logs, log):
     later = await ages((0, "1"))
     assert 3000 <= later[0] < 6000
     assert await ages((0, "2"), (7, "0")) == {}
+
+
+async def test_ages_of_many_partitions_read_no_more_than_their_messages(logs, log_url):
+    await logs.ensure("builtin:many", 1000)
+    with psycopg.connect(log_url) as connection:
+        connection.execute(
+            "INSERT INTO counterpoise_log.messages (log_id, partition, position, published_at,"
+            " value) SELECT log_id, partition, position, now(), ''"
+            " FROM counterpoise_log.logs, generate_series(0, 999) AS partition,"
+            " generate_series(0, 9) AS position WHERE name = 'many'"
+        )
+    read = text(
+        "SELECT pg_stat_get_xact_tuples_returned('counterpoise_log.messages_pkey'::regclass)"
+    )
+    asked = dict.fromkeys(range(1000), "3")
+    async with logs._database.transaction() as connection:
+        found = await connection.execute(
+            _AGES, {"name": "many", "partitions": [*asked], "positions": [3] * len(asked)}
+        )
+        assert len(found.all()) == 1000
+        assert await connection.scalar(read) == 1000
+    assert (await logs.ages("builtin:many", asked, seconds=8.0)).keys() == asked.keys()
 
 
 async def test_a_queue_made_again_starts_with_an_empty_log_even_if_the_drop_was_lost(logs):
