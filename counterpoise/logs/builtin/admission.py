@@ -11,7 +11,8 @@ If as many messages as are considered fit even if all were as large as the large
 partition, the server looks at none. Otherwise it adds up the sizes, so it has to look at every
 considered message. If the number of messages is limited too, these are only the planned messages,
 else a few more than the bytes hold. If the sizes seen before suggest that all of them fit, it only
-adds them up: sorting and running sums would take most of the time.
+adds them up: sorting and running sums would take most of the time. So no more than `MOST_SORTED`
+are sorted, and if all of these are admitted, that is enough.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from counterpoise.logs.numbered import fair_shares
 FIRST_MESSAGES = 8192
 GROWTH = 4
 RESERVE = 1.5
+# Millions take longer than a call may, and the next call would ask the same.
+MOST_SORTED = 500_000
 
 # How many partitions know the size of their largest message, and what messages of these sizes have
 # (migrations/log/sql/tables.sql).
@@ -93,7 +96,8 @@ class ByteAdmission:
         while True:
             shares = fair_shares(backlogs, considered)
             counts, total_bytes = self._weigh(begins, backlogs, shares, max(1, max_bytes))
-            if total_bytes >= max_bytes or considered >= min(max_messages, waiting):
+            all_considered = considered >= min(max_messages, waiting)
+            if total_bytes >= max_bytes or all_considered or sum(counts.values()) < considered:
                 return counts
             considered = min(max_messages, waiting, considered * GROWTH)
 
@@ -130,6 +134,8 @@ class ByteAdmission:
             total_bytes = self._learn((found, size) for _, found, size in rows)
             if total_bytes < max_bytes:
                 return counts, total_bytes
+        if sum(shares.values()) > MOST_SORTED:
+            return self._weigh(begins, backlogs, fair_shares(backlogs, MOST_SORTED), max_bytes)
         rows = self._connection.query(_ADMIT, [max_bytes, *where], retry=True)
         for partition, admitted, found, _ in rows:
             # Fewer messages than expected: they were trimmed meanwhile, and reading will report it.

@@ -172,3 +172,17 @@ def test_no_more_is_looked_at_than_the_sizes_seen_suggest(
     for _ in range(2):
         assert filled.limit({1: "0"}, 1000, max_bytes=10) == {1: "10"}
     assert looked == [2, 8, 30, 15]
+
+
+def test_so_many_messages_that_sorting_them_would_take_too_long_are_not_all_looked_at(
+    filled: PostgresLog, log_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call would end at its time, and so would the next one."""
+    monkeypatch.setattr(admission, "MOST_SORTED", 5)
+    know_sizes(log_url, False)
+    assert filled.limit({1: "0", 2: "0"}, 1000, max_bytes=1000) == {1: "3", 2: "2"}
+    assert filled.limit({1: "0"}, 1000, max_bytes=3) == {1: "3"}
+    # Where their largest is known, or their sum suffices, nothing is sorted.
+    assert filled.limit({1: "0"}, 1000, max_bytes=1000) == {1: "30"}
+    know_sizes(log_url, True)
+    assert filled.limit({1: "0", 2: "0"}, 1000, max_bytes=1000) == {1: "30", 2: "3"}
