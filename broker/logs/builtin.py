@@ -450,11 +450,12 @@ class BuiltinLogs:
         except LogDatabaseUnavailable as error:
             await self._explain(error, name, batch)
             raise
-        if row.watched:
+        # If an attempt before has appended it, its answer may be lost, and with it who waits.
+        if watched := row.watched if row.appended else [partition]:
             # Readers that are not woken find the message when they look.
             with suppress(LogDatabaseUnavailable):
                 async with self._database.transaction() as connection:
-                    await connection.execute(_WAKE, {"name": name, "partitions": row.watched})
+                    await connection.execute(_WAKE, {"name": name, "partitions": watched})
         return AppendResult(row.appended, 1 - row.appended)
 
     async def _explain(self, error: LogDatabaseUnavailable, name: str, batch: AppendBatch) -> None:

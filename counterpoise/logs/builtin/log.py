@@ -128,6 +128,9 @@ class PostgresLog(NumberedLog):
             if has_stale_ranges(error.__cause__):
                 raise StaleRouting(batch.partition_count, 0, self._ranges()) from None
             raise
+        if appended < len(messages):
+            # The answer to an attempt before was lost, and with it who waits.
+            watched = [*{*batch.partitions}]
         if watched:
             wake(self._connection, self.name, watched)
         return AppendResult(appended, len(messages) - appended)

@@ -138,4 +138,4 @@ def wake(connection: LogConnection, name: str, partitions: Sequence[int]) -> Non
     fails they find the messages when they look.
     """
     with suppress(LogError):
-        connection.query(_WAKE, [name, integer_array(partitions)], retry=False)
+        connection.query(_WAKE, [name, integer_array(partitions)], retry=True)

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from broker.logs import times
-from broker.logs.builtin import _AGES, BuiltinLogs
+from broker.logs import builtin, times
+from broker.logs.builtin import BuiltinLogs
 from broker.logs.by_kind import LogsByKind
 from broker.logs.external import ExternalLogs
 from broker.logs.ports import LogOwner
 from broker.logs.positions import trim_floor
 from counterpoise.logs import AppendBatch, LogNotFound, Message, StaleRouting
+from tests.counterpoise.logs.test_contract_watching import is_woken, waits
 from tests.log_support import append, log, log_url, texts, until, waiters
 
 __all__ = ["log", "log_url"]
@@ -38,6 +39,19 @@ def stored(url):
     with psycopg.connect(url) as connection:
         row = connection.execute("SELECT count(*) FROM counterpoise_log.messages").fetchone()
     return row[0] if row else None
+
+
+async def test_a_message_that_is_there_already_wakes_as_well(logs, log):
+    """The answer to the first attempt was lost, and nobody was woken."""
+    assert waits(log, {0: "0"})
+    one = AppendBatch("p", 0, 4, [0], [Message(b"x")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            builtin, "_WAKE", text("SELECT CAST(:name AS text), CAST(:partitions AS integer[])")
+        )
+        assert (await logs.append("builtin:flights", one)).appended == 1
+    assert (await logs.append("builtin:flights", one)).duplicates == 1
+    assert is_woken(log, {0: "0"})
 
 
 # ------------------------------------------------------------------ make and resize
@@ -335,7 +349,7 @@ async def test_ages_of_many_partitions_read_no_more_than_their_messages(logs, lo
     asked = dict.fromkeys(range(1000), "3")
     async with logs._database.transaction() as connection:
         found = await connection.execute(
-            _AGES, {"name": "many", "partitions": [*asked], "positions": [3] * len(asked)}
+            builtin._AGES, {"name": "many", "partitions": [*asked], "positions": [3] * len(asked)}
         )
         assert len(found.all()) == 1000
         assert await connection.scalar(read) == 1000

@@ -8,6 +8,7 @@ import pytest
 
 from counterpoise.logs import LogNotFound
 from counterpoise.logs.builtin import connection as connections
+from counterpoise.logs.builtin import log as logs
 from counterpoise.logs.builtin import watching
 from counterpoise.logs.builtin.log import PostgresLog
 from tests.counterpoise.logs.test_contract_watching import WAITS_SECONDS, is_woken, rest_of, waits
@@ -82,6 +83,27 @@ def test_a_lost_wake_up_costs_the_time_to_the_next_look(log, other, clock):
     assert log.watch(ENDS).seconds > 0
     clock(watching.LOOK.longest_seconds)
     assert log.watch(ENDS).seconds == 0
+
+
+def test_an_append_whose_answer_was_lost_wakes_when_it_is_repeated(log, other, publisher):
+    assert waits(log, ENDS)
+    other.execute(OPEN_APPEND, [0])
+    assert append(publisher, "x").duplicates == 1
+    assert is_woken(log, ENDS)
+
+
+def test_a_publisher_whose_connection_is_lost_after_its_append_wakes(
+    log, other, publisher, monkeypatch
+):
+    def wake(connection, name, partitions):
+        process = connection._connection.info.backend_pid
+        other.execute("SELECT pg_terminate_backend(%s, 60000)", [process])
+        watching.wake(connection, name, partitions)
+
+    monkeypatch.setattr(logs, "wake", wake)
+    assert waits(log, ENDS)
+    append(publisher, "a")
+    assert is_woken(log, ENDS)
 
 
 def test_a_crash_of_the_server_forgets_who_waits(log, other, clock, publisher):
