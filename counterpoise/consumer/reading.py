@@ -292,7 +292,7 @@ class Reader:
         waiting = {lane: end for lane, end in self._known.items() if lane.read_to == end}
         if waiting and self._log is not None:
             self._waited_at = waiting
-            rest = self._log.watch(_places(waiting))
+            rest = self._log.glance(_places(waiting))
             if rest is None:
                 self._known = {}
             elif rest.seconds <= 0.0:

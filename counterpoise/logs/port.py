@@ -339,6 +339,10 @@ class Log(Protocol):
         """
         ...
 
+    def glance(self, ends: Mapping[int, str]) -> Rest | None:
+        """As `watch`, for a reader that does not rest now, and may rest at other ends next."""
+        ...
+
     def limit(
         self,
         starts: Mapping[int, str],

@@ -183,7 +183,7 @@ class RedisConnection:
                     options["host"], options["port"] = self._moved_to
                 self._client = redis.Redis(**options)
                 # The answers stay as lists: building dictionaries would cost more than reading.
-                for command in ("XRANGE", "HMGET"):
+                for command in ("XRANGE", "XREAD", "HMGET"):
                     self._client.set_response_callback(command, lambda answer, **_: answer)
             return self._client
 

@@ -295,6 +295,9 @@ class RedisLog(NumberedLog):
     def watch(self, ends: Mapping[int, str]) -> Rest | None:
         return self._watching.watch({one: self.number(end) for one, end in ends.items()})
 
+    def glance(self, ends: Mapping[int, str]) -> Rest | None:
+        return self._watching.glance({one: self.number(end) for one, end in ends.items()})
+
     def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
         numbers = [self.number(position) for position in positions.values()]
         keys = [*map(self._stream, positions)]

@@ -4,7 +4,8 @@ It has a connection of its own, so the reader goes on asking while it is under w
 the first message of each partition that has some, and the reader takes them (`first`) when it has
 asked for the ends as always. A reader that has found messages by itself meanwhile passes the answer
 over, and goes on with the connection. If it waits for other ends and no answer has come, the
-connection is closed, which ends the call.
+connection is closed, which ends the call. So a reader that is busy and will wait for other ends asks
+by a call that does not wait (`glance`).
 
 The call ends after `BLOCK_SECONDS` without a message. Then the reader asks for the ends: the server
 may have lost the streams, and a stream that was made anew does not answer for positions of the old
@@ -50,7 +51,7 @@ class RedisWatching:
         self._connection: Any = None
         self._ends: Mapping[int, int] = {}
         self._until = self._not_before = 0.0
-        # The answer to the last call.
+        # The last answer.
         self._found: Mapping[bytes, list[Any]] = {}
         self._process = os.getpid()
 
@@ -63,10 +64,8 @@ class RedisWatching:
             if ends != self._ends or not self._is_under_way():
                 self._begin(ends)
             elif self._connection.can_read(0):
-                self._found = dict(self._connection.read_response() or ())
-                self._ends = {}
-                moved = dict.fromkeys(one for one in ends if self._stream(one) in self._found)
-                return Rest(0.0, moved=moved or None)
+                self._ends, answer = {}, self._connection.read_response()
+                return self._answered(answer, ends)
             elif now >= self._until:
                 self.close()
                 return Rest(0.0)
@@ -79,8 +78,16 @@ class RedisWatching:
         # The client shows its socket nowhere else.
         return Rest(self._until - now, (self._connection._sock.fileno(),))
 
+    def glance(self, ends: Mapping[int, int]) -> Rest | None:
+        """See `Log.glance`."""
+        if self._monotonic() < self._not_before:
+            return None
+        asked = self._asked(ends)
+        answer = self._server.call(lambda client: client.execute_command(*asked), retry=True)
+        return self._answered(answer, ends) if answer else Rest(BLOCK_SECONDS)
+
     def taken(self) -> Mapping[bytes, list[Any]]:
-        """The answer to the last call, once: by stream, the first entry behind its end."""
+        """The last answer, once: by stream, the first entry behind its end."""
         found, self._found = self._found, {}
         return found
 
@@ -89,6 +96,16 @@ class RedisWatching:
         connection, self._connection, self._ends, self._found = self._connection, None, {}, {}
         if connection is not None and self._process == os.getpid():
             connection.disconnect()
+
+    def _asked(self, ends: Mapping[int, int], *more: Any) -> tuple[Any, ...]:
+        """The command for the first message behind each of these ends."""
+        after = ("0-0" if end == 0 else f"{end - 1}-{_LAST}" for end in ends.values())
+        return ("XREAD", "COUNT", 1, *more, "STREAMS", *map(self._stream, ends), *after)
+
+    def _answered(self, answer: list[Any] | None, ends: Mapping[int, int]) -> Rest:
+        self._found = dict(answer or ())
+        moved = dict.fromkeys(one for one in ends if self._stream(one) in self._found)
+        return Rest(0.0, moved=moved or None)
 
     def _is_under_way(self) -> bool:
         return self._connection is not None and self._process == os.getpid()
@@ -107,13 +124,7 @@ class RedisWatching:
             self.close()
             self._process = os.getpid()
             self._connection = self._server.call(_connected, retry=True)
-        after = ("0-0" if end == 0 else f"{end - 1}-{_LAST}" for end in ends.values())
-        milliseconds = round(BLOCK_SECONDS * 1000)
-        self._connection.send_command(
-            *("XREAD", "COUNT", 1, "BLOCK", milliseconds, "STREAMS"),
-            *map(self._stream, ends),
-            *after,
-        )
+        self._connection.send_command(*self._asked(ends, "BLOCK", round(BLOCK_SECONDS * 1000)))
         self._found = {}
         self._ends, self._until = ends, self._monotonic() + BLOCK_SECONDS + LATE_SECONDS
 

@@ -339,6 +339,8 @@ class GrowingLog(CountingLog):
         }
         return Rest(0.0, moved=moved) if moved else Rest(5.0)
 
+    glance = watch
+
 
 def growing(monkeypatch, *numbers, view=None):
     """A log, a reader of these partitions that rests at their ends, its lanes, and its clock."""

@@ -95,6 +95,17 @@ def test_a_log_that_says_where_the_messages_are_names_just_these(any_log, kit):
             assert moved is None
 
 
+def test_a_glance_at_other_ends_leaves_no_message_unheard(any_log, kit):
+    ends = ends_of(any_log, 0, 1)
+    publisher = kit.open()
+    for number in range(2):
+        assert waits(any_log, ends)
+        any_log.glance({1: ends[1]})
+        append(publisher, "a", partition=number, first=number)
+        assert is_woken(any_log, ends)
+        ends = ends_of(any_log, 0, 1)
+
+
 @pytest.mark.long
 def test_several_readers_of_a_partition_are_all_woken(any_log, kit):
     """Those of several queues on one log."""

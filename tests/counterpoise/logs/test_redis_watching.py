@@ -6,6 +6,7 @@ from urllib.parse import quote
 import pytest
 
 from counterpoise.logs import LogUnavailable, open_log
+from counterpoise.logs.port import Rest
 from counterpoise.logs.redis import watching
 from tests.counterpoise.logs.test_contract_watching import is_woken, rest_of, waits
 from tests.log_support import append
@@ -56,6 +57,23 @@ def test_a_reader_that_finds_messages_by_itself_keeps_its_connection(log, redis_
         append(log, "b", partition=1, first=19)
         assert is_woken(log, ends)
         assert admin.info("stats")["total_connections_received"] - before <= 1
+
+
+def test_a_reader_that_rests_now_and_then_keeps_its_connection(log, redis_server):
+    """While it reads a partition it looks at the others, and then rests at all."""
+    with redis_server.client() as admin:
+        assert waits(log, ENDS)
+        before = admin.info("stats")["total_connections_received"]
+        for number in range(20):
+            append(log, "a", first=number)
+            assert is_woken(log, {0: str(number), 1: "0"})
+            assert log.glance({1: "0"}).seconds > 0
+            assert waits(log, {0: str(number + 1), 1: "0"})
+        assert admin.info("stats")["total_connections_received"] == before
+        append(log, "b", partition=1, first=20)
+        assert log.glance({1: "0"}) == Rest(0.0, moved={1: None})
+        assert log.first({1: ("0", "1")}, max_messages=1, max_bytes=99)[1][1] == "1"
+        assert is_woken(log, {0: "20", 1: "0"})
 
 
 def test_it_may_wait_for_other_partitions_any_number_of_times(log):
