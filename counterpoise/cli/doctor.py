@@ -359,7 +359,7 @@ def _waking(queue: Queue, view: LogView, rows: list[PartitionLag]) -> Iterator[F
         return
     try:
         with opened(view) as log:
-            wakes = log.watch({row.partition: row.end for row in rows}) is not None
+            wakes = log.glance({row.partition: row.end for row in rows}) is not None
     except LogError as error:
         yield Finding(f"wake-ups of {queue.name}", "skipped", str(error))
         return

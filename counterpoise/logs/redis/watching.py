@@ -4,8 +4,8 @@ It has a connection of its own, so the reader goes on asking while it is under w
 the first message of each partition that has some, and the reader takes them (`first`) when it has
 asked for the ends as always. A reader that has found messages by itself meanwhile passes the answer
 over, and goes on with the connection. If it waits for other ends and no answer has come, the
-connection is closed, which ends the call. So a reader that is busy and will wait for other ends asks
-by a call that does not wait (`glance`).
+connection is closed, which ends the call. So a reader that is busy, and will wait at other ends
+soon, asks by a call that does not wait (`glance`).
 
 The call ends after `BLOCK_SECONDS` without a message. Then the reader asks for the ends: the server
 may have lost the streams, and a stream that was made anew does not answer for positions of the old
@@ -21,6 +21,7 @@ from typing import Any
 
 import redis
 
+from counterpoise.logs.errors import LogError
 from counterpoise.logs.port import Rest
 from counterpoise.logs.redis.connection import RedisConnection, is_refused
 
@@ -28,8 +29,9 @@ BLOCK_SECONDS = 15.0
 LATE_SECONDS = 5.0
 # For an answer that the server has sent already.
 SENT_SECONDS = 0.1
-# So long a user asks now and then who may not call XREAD.
+# So long a user asks now and then who may not call XREAD, or whose server does not have it.
 DEAF_SECONDS = 60.0
+_UNKNOWN = "unknown command"
 # All entries with the number of the message before have a lower id.
 _LAST = 2**64 - 1
 
@@ -71,7 +73,7 @@ class RedisWatching:
                 return Rest(0.0)
         except redis.RedisError as error:
             self.close()
-            if not is_refused(error):
+            if not (is_refused(error) or _UNKNOWN in str(error)):
                 return Rest(0.0)  # the next call says what it is
             self._not_before = now + DEAF_SECONDS
             return None
@@ -80,10 +82,11 @@ class RedisWatching:
 
     def glance(self, ends: Mapping[int, int]) -> Rest | None:
         """See `Log.glance`."""
-        if self._monotonic() < self._not_before:
-            return None
         asked = self._asked(ends)
-        answer = self._server.call(lambda client: client.execute_command(*asked), retry=True)
+        try:
+            answer = self._server.call(lambda client: client.execute_command(*asked), retry=True)
+        except LogError:
+            return None  # the next call says what it is
         return self._answered(answer, ends) if answer else Rest(BLOCK_SECONDS)
 
     def taken(self) -> Mapping[bytes, list[Any]]:

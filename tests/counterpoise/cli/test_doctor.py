@@ -83,6 +83,20 @@ def test_it_says_where_no_wake_up_arrives(run, service, monkeypatch):
 
 
 @pytest.mark.long
+def test_it_says_that_a_user_of_redis_may_not_wait(run, service, redis_server):
+    name = uuid.uuid4().hex
+    run("queues", "create", "a", "-p", "2", "--log", redis_server.log(name))
+    with redis_server.client() as admin:
+        admin.execute_command("ACL", "SETUSER", name, "on", ">secret", "~*", "+@all", "-xread")
+        user = {"COUNTERPOISE_LOG_URL": f"redis://{name}:secret@{redis_server.address}"}
+        said = json.loads(run("doctor", "--json", environment=user).stdout)
+        assert "wake-ups of a" not in examined(service.url)
+        admin.execute_command("ACL", "DELUSER", name)
+    [one] = [one for one in said if one["check"] == "wake-ups of a"]
+    assert (one["state"], "+@read" in one["advice"]) == ("warning", True)
+
+
+@pytest.mark.long
 def test_it_names_a_log_that_this_machine_does_not_reach(run, service):
     run("queues", "create", "a", "-p", "2")
     run("queues", "create", "b", "-p", "2")

@@ -35,6 +35,17 @@ def clock(log):
     return move
 
 
+def is_deaf(log):
+    """Whether a reader is told that it cannot be woken."""
+    rest = log.watch(ENDS)
+    for _ in range(9):
+        if rest is None or not rest.seconds:
+            break
+        select.select(rest.descriptors, [], [], 60)
+        rest = log.watch(ENDS)
+    return rest is None and log.watch(ENDS) is None
+
+
 def test_a_reader_that_waits_asks_once(log, redis_server):
     with redis_server.client() as admin:
         admin.config_resetstat()
@@ -99,16 +110,22 @@ def test_a_user_without_the_right_asks_now_and_then(log, redis_server, clock):
         user = f"redis://{quote(name)}:secret@{redis_server.address}"
         reader = open_log(redis_server.log(name), user)
         try:
-            rest = reader.watch(ENDS)
-            while rest is not None and rest.seconds > 0:
-                select.select(rest.descriptors, [], [], 60)
-                rest = reader.watch(ENDS)
-            assert rest is None
-            assert reader.watch(ENDS) is None
+            assert reader.glance(ENDS) is None
+            assert is_deaf(reader)
             assert reader.bounds([0]).ends == {0: "0"}
         finally:
             reader.close()
             admin.execute_command("ACL", "DELUSER", name)
+
+
+def test_a_reader_of_a_server_without_the_command_asks_now_and_then(tmp_path):
+    """As of one behind a proxy."""
+    with RedisServer(tmp_path, rename_command='XREAD ""') as server:
+        log = made(server.log("q"))
+        assert log.glance(ENDS) is None
+        assert is_deaf(log)
+        assert log.bounds([0]).ends == {0: "0"}
+        log.close()
 
 
 def test_a_server_that_ends_calls_the_reader_who_then_finds_it_away(tmp_path):
