@@ -51,6 +51,7 @@ _TRANSIENT_CLASSES = ("08", "40", "53", "57", "58", "XX")
 _READ_ONLY = "25006"
 _TRANSIENT_CODES = ("55P03", _READ_ONLY)
 _CONNECT_SECONDS = 10.0
+MOST_HEARD = 1000
 _WHOSE = "SELECT pg_backend_pid(), pg_is_in_recovery()"
 _POOLED = "startup parameter"
 # The server is full, or the connection ended within the login: other credentials do not help.
@@ -143,10 +144,9 @@ class LogConnection:
         """
         self.query(f'LISTEN "{channel}"', [], retry=False)
         with self._lock:
-            connection, self._heard = self._connection, []
-            if connection is not None:
-                heard = self._heard
-                connection.add_notify_handler(lambda notify: heard.append(notify.payload))
+            connection, self._heard[:] = self._connection, []
+            if connection is not None and connection is not self._listening:
+                self._heard = _heard_by(connection)
             self._listening = connection
 
     def heard(self) -> tuple[int, list[str]] | None:
@@ -242,6 +242,21 @@ class LogConnection:
         connection, self._connection, self._listening = self._connection, None, None
         if connection is not None and self._process == os.getpid():
             connection.close()
+
+
+def _heard_by(connection: psycopg.Connection[Row]) -> list[str]:
+    """The payloads that come with the answers to statements. A reader that has much to read does
+    not look at them: many are as good as one of any partition.
+    """
+    heard: list[str] = []
+
+    def hear(notify: psycopg.Notify) -> None:
+        if len(heard) >= MOST_HEARD:
+            heard[:] = [""]
+        heard.append(notify.payload)
+
+    connection.add_notify_handler(hear)
+    return heard
 
 
 def _is_idle(connection: psycopg.Connection[Row]) -> bool:

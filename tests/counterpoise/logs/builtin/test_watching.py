@@ -218,6 +218,25 @@ def test_a_wake_up_of_others_costs_nothing_and_one_of_strangers_a_read(log, othe
     assert asked == [watching._STILL_WAITS]
 
 
+def test_a_reader_that_does_not_wait_keeps_few_of_the_wake_ups_of_others(
+    log, log_url, other, monkeypatch
+):
+    """As one that has much to read, for days, while other readers of the log wait."""
+    monkeypatch.setattr(connections, "MOST_HEARD", 5)
+    assert waits(log, ENDS)
+    for _ in range(30):
+        other.execute("SELECT pg_notify(%s, '2')", [log._watching._channel])
+        log.bounds([0])
+        assert 1 <= len(log._connection._heard) <= 5
+    assert log.watch(ENDS).seconds == 0
+    # The same of a log that was made again.
+    with_logs(log_url, lambda logs: logs.drop("builtin:flights"))
+    with_logs(log_url, lambda logs: logs.ensure("builtin:flights", 4))
+    assert log.watch({0: "0"}).seconds == 0
+    assert waits(log, ENDS)
+    assert len(log._connection._connection._notify_handlers) == 1
+
+
 def test_what_a_reader_writes_keeps_no_append_waiting(log, log_url, publisher):
     """Nor does it keep a reader waiting for long: that one asks now and then."""
     append(publisher, "a")
