@@ -30,6 +30,19 @@ import (
 
 var errBindAgain = errors.New("the flow is over: bind again")
 
+// lease is how long a consumer may be silent, in seconds.
+var lease = envSeconds("LEASE_SECONDS", 10)
+
+// A call without an answer is repeated after three leases: a machine that dies ends no connection.
+var caller = http.Client{Timeout: time.Duration(3 * lease * float64(time.Second))}
+
+func envSeconds(name string, usual float64) float64 {
+	if given, err := strconv.ParseFloat(os.Getenv(name), 64); err == nil {
+		return given
+	}
+	return usual
+}
+
 type fields map[string]any
 
 // api is the HTTP API of one queue.
@@ -52,7 +65,7 @@ func call[T any](c api, method, path string, content any) (*T, error) {
 		}
 		var received []byte
 		pause := time.Second
-		answer, err := http.DefaultClient.Do(request)
+		answer, err := caller.Do(request)
 		if err == nil {
 			received, err = io.ReadAll(answer.Body)
 			answer.Body.Close()
@@ -60,8 +73,12 @@ func call[T any](c api, method, path string, content any) (*T, error) {
 				pause = time.Duration(after) * time.Second
 			}
 		}
+		if err == nil && (answer.StatusCode == 408 || answer.StatusCode == 429 || answer.StatusCode >= 500) {
+			err = fmt.Errorf("%s %s: %s", method, path, answer.Status)
+		}
 		switch {
-		case err != nil || answer.StatusCode == 429 || answer.StatusCode == 503:
+		case err != nil:
+			fmt.Fprintf(os.Stderr, "%v; trying again\n", err)
 			time.Sleep(pause)
 		case answer.StatusCode == 204:
 			return nil, nil
@@ -71,7 +88,8 @@ func call[T any](c api, method, path string, content any) (*T, error) {
 		default:
 			var problem struct{ Code, Reason, Detail string }
 			_ = json.Unmarshal(received, &problem)
-			if problem.Reason == "lease_expired" || problem.Reason == "restored" || problem.Code == "flow_not_found" {
+			again := problem.Reason == "lease_expired" || problem.Reason == "restored"
+			if again || problem.Code == "flow_not_found" || problem.Code == "overtaken" {
 				return nil, errBindAgain
 			}
 			return nil, fmt.Errorf("%s %s: %d %s", method, path, answer.StatusCode, problem.Detail)
@@ -148,11 +166,12 @@ type bounds struct {
 	Resize           int64
 	Partition        int
 	First, Next, Cut int64
+	Discarded        int64
 }
 
 func (l *builtin) bounds(partitions []int) ([]bounds, error) {
 	return query[bounds](l, `SELECT l.resize, coalesce(p.partition, -1), coalesce(p.first_position, 0),
-			coalesce(p.next_position, 0), coalesce(p.cut, 0)
+			coalesce(p.next_position, 0), coalesce(p.cut, 0), coalesce(p.discarded_position, 0)
 		FROM counterpoise_log.logs AS l LEFT JOIN counterpoise_log.partitions AS p
 			ON p.log_id = l.log_id AND p.partition = ANY ($2::integer[]) WHERE l.name = $1`, partitions)
 }
@@ -171,10 +190,12 @@ type partition struct {
 	Cut        *int64 `json:",string"`
 	ReachedCut bool   `json:"reached_cut"`
 	WaitsFor   []int  `json:"waits_for"`
+	Paused     any
 }
 
 type view struct {
-	Revision, Resize int64
+	Revision         int64
+	Resize           *int64 // nil in a queue without ordered resizes: nothing stops at cuts there
 	Active, Draining bool
 	Partitions       []partition
 }
@@ -266,6 +287,7 @@ func (f *flow) round(leaving bool) (commits, releases []item, err error) {
 	for _, one := range found {
 		logs[one.Partition] = one
 	}
+	newer := f.view.Resize != nil && found[0].Resize > *f.view.Resize
 	held := map[int]item{}
 	for _, one := range f.view.Partitions {
 		if one.State == "warming" {
@@ -280,7 +302,10 @@ func (f *flow) round(leaving bool) (commits, releases []item, err error) {
 			}
 		}
 		now, revoked := before, one.State == "revoking" || leaving
-		if to := end(one, log, found[0].Resize > f.view.Resize); now.Position < to && !revoked {
+		if !revoked && now.Position > log.Next {
+			return nil, nil, fmt.Errorf("the log ends at %d of partition %d, before position %d", log.Next, one.Partition, now.Position)
+		}
+		if to := end(one, log, newer); now.Position < to && !revoked && one.Paused == nil {
 			if now.Position, err = f.work(one.Partition, now.Position, to); err != nil {
 				return nil, nil, err
 			}
@@ -315,7 +340,13 @@ func (f *flow) work(partition int, from, to int64) (int64, error) {
 		WHERE log_id = (SELECT log_id FROM counterpoise_log.logs WHERE name = $1)
 			AND partition = $2 AND position >= $3 AND position < $4 ORDER BY position LIMIT 100`, partition, from, to)
 	if err == nil && (len(found) == 0 || found[0].Position != from) {
-		err = fmt.Errorf("partition %d lacks position %d", partition, from)
+		var now []bounds
+		if now, err = f.log.bounds([]int{partition}); err == nil {
+			if len(now) > 0 && from < now[0].Discarded {
+				return now[0].Discarded, nil // an administrator has discarded what was before
+			}
+			err = fmt.Errorf("partition %d lacks position %d", partition, from)
+		}
 	}
 	if err != nil {
 		return from, err
@@ -352,24 +383,22 @@ func (f *flow) settle(what string, items []item) error {
 
 func consume(c api, name string) error {
 	stop, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	lease, err := strconv.ParseFloat(os.Getenv("LEASE_SECONDS"), 64)
-	if err != nil {
-		lease = 10
-	}
-	for {
+	// A bind that arrives late ends no later flow of this process.
+	binder := fmt.Sprintf("%d-%d", os.Getpid(), time.Now().UnixNano())
+	for attempt := 1; ; attempt++ {
 		bound, err := call[struct {
 			FlowID    string `json:"flow_id"`
 			FlowToken string `json:"flow_token"`
 			Update    view
-		}](c, "POST", "/flows", fields{"client_name": name, "instance_id": name, "lease_seconds": lease})
-		if err != nil {
-			return err
+		}](c, "POST", "/flows", fields{"client_name": name, "instance_id": name, "lease_seconds": lease,
+			"binder": binder, "attempt": attempt})
+		if err == nil {
+			own := api{c.queue, bound.FlowToken}
+			log := &builtin{api: own, purpose: "read"}
+			f := &flow{api: own, path: "/flows/" + bound.FlowID, log: log, view: bound.Update}
+			err = f.follow(stop)
+			log.close()
 		}
-		own := api{c.queue, bound.FlowToken}
-		log := &builtin{api: own, purpose: "read"}
-		f := &flow{api: own, path: "/flows/" + bound.FlowID, log: log, view: bound.Update}
-		err = f.follow(stop)
-		log.close()
 		if err == nil || !errors.Is(err, errBindAgain) || stop.Err() != nil {
 			return err
 		}
@@ -416,6 +445,7 @@ func publish(c api, name string) error {
 	var keys []string
 	var values [][]byte
 	lines := bufio.NewScanner(os.Stdin)
+	lines.Buffer(nil, 17<<20) // a value has at most 16 MiB
 	for more := true; more; {
 		if more = lines.Scan(); more {
 			key, value, _ := strings.Cut(lines.Text(), "\t")

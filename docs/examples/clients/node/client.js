@@ -5,13 +5,13 @@
 //
 // A key is taken from COUNTERPOISE_TOKEN. The steps are those of docs/protocol.md, *Life of a
 // client*, the statements those of docs/log-sql.md. For queues with fixed partitions.
+import { randomUUID } from "node:crypto";
 import { writeSync } from "node:fs";
-import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import pg from "pg";
 
 const BATCH = 100;
-const BOUNDS = `SELECT l.resize, p.partition, p.first_position, p.next_position, p.cut
+const BOUNDS = `SELECT l.resize, p.partition, p.first_position, p.next_position, p.discarded_position, p.cut
   FROM counterpoise_log.logs AS l LEFT JOIN counterpoise_log.partitions AS p
     ON p.log_id = l.log_id AND p.partition = ANY ($2::integer[]) WHERE l.name = $1`;
 const READ = `SELECT position, key, value FROM counterpoise_log.messages
@@ -25,23 +25,33 @@ class BindAgain extends Error {}
 const [mode, url, queue, name] = process.argv.slice(2);
 const base = `${url}/v1/queues/${queue}`;
 let token = process.env.COUNTERPOISE_TOKEN;
+const LEASE = Number(process.env.LEASE_SECONDS ?? 10); // how long a consumer may be silent, in seconds
 
-// Repeats a call that was not answered, or not now. Answers the body, null if there is none.
+// Repeats a call that was not answered, or not now. Answers the body, null if there is none. A machine
+// that dies ends no connection, so it is not waited for longer than three leases.
 async function call(method, path, body) {
   for (;;) {
     const headers = { "content-type": "application/json" };
     if (token) headers.authorization = `Bearer ${token}`;
-    const answer = await fetch(base + path, { method, headers, body: body && JSON.stringify(body) })
-      .catch(() => null);
-    if (!answer || answer.status === 429 || answer.status === 503) {
-      await sleep(1000 * (answer?.headers.get("retry-after") ?? 1));
+    let answer, text, failure;
+    try {
+      const signal = AbortSignal.timeout(3000 * LEASE);
+      answer = await fetch(base + path, { method, headers, body: body && JSON.stringify(body), signal });
+      text = await answer.text();
+      if (answer.status >= 500 || [408, 429].includes(answer.status)) failure = answer.status;
+    } catch (error) {
+      failure = error.cause?.code || error.cause?.message || error.message;
+    }
+    if (failure) {
+      console.error(`${method} ${path}: ${failure}; trying again`);
+      await sleep(1000 * (Number(answer?.headers.get("retry-after")) || 1));
       continue;
     }
-    const content = answer.status === 204 ? null : await answer.json();
-    if (answer.ok) return content;
+    if (answer.ok) return answer.status === 204 ? null : JSON.parse(text);
+    const content = answer.headers.get("content-type")?.includes("json") ? JSON.parse(text) : {};
     const reason = content.reason ?? content.code;
-    if (["lease_expired", "restored", "flow_not_found"].includes(reason)) throw new BindAgain(reason);
-    throw new Error(`${method} ${path}: ${content.detail}`);
+    if (["lease_expired", "restored", "flow_not_found", "overtaken"].includes(reason)) throw new BindAgain(reason);
+    throw new Error(`${method} ${path}: ${answer.status} ${content.detail ?? ""}`);
   }
 }
 
@@ -69,6 +79,7 @@ class Log {
     const answer = await call("POST", "/log-access", { purpose: this.purpose, refused });
     this.name = answer.log.replace("builtin:", "");
     this.count = answer.partition_count;
+    if (!answer.access) throw new Error("the service gives no credentials for this log");
     this.client = new pg.Client({ connectionString: answer.access.url });
     this.client.on("error", () => { this.ends = 0; });
     await this.client.connect();
@@ -81,25 +92,27 @@ class Log {
 const smaller = (a, b) => (a < b ? a : b);
 
 // How far a partition may be read: to its end, or to a cut that others have not reached.
+// The view of a queue without ordered resizes has no `resize`.
 function limit(partition, view, row, resize) {
   const end = BigInt(row?.next_position ?? 0);
   if (partition.waits_for?.length) return smaller(end, BigInt(partition.cut));
-  if (resize > BigInt(view.resize ?? 0)) return smaller(end, BigInt(row?.cut ?? 0));
+  if (view.resize != null && resize > BigInt(view.resize)) return smaller(end, BigInt(row?.cut ?? 0));
   return end;
 }
 
 async function consume() {
-  const key = token;
+  const key = token, binder = randomUUID();
   let stopping = false;
   process.on("SIGTERM", () => { stopping = true; });
-  for (;;) {
+  // A bind that arrives late ends no later flow of this process.
+  for (let attempt = 1; ; attempt++) {
     token = key;
-    const bound = await call("POST", "/flows",
-      { client_name: name, instance_id: name, lease_seconds: Number(process.env.LEASE_SECONDS ?? 10) });
-    token = bound.flow_token;
     const log = new Log("read");
     try {
-      await log.connect();
+      const bound = await call("POST", "/flows", { client_name: name, instance_id: name,
+        lease_seconds: LEASE, binder, attempt });
+      token = bound.flow_token;
+      await log.query("SELECT 1"); // it has a name now
       return await follow(`/flows/${bound.flow_id}`, bound.update, log, () => stopping);
     } catch (error) {
       if (!(error instanceof BindAgain) || stopping) throw error;
@@ -131,6 +144,7 @@ async function follow(flow, view, log, isStopping) {
     for (const number of held.keys())
       if (!mine.some((one) => one.partition === number)) held.delete(number);
     const rows = await log.query(BOUNDS, [log.name, mine.map((one) => one.partition)]);
+    if (rows.length === 0) throw new Error("the log is gone");
     const commits = [], releases = [];
     idle = true;
     for (const one of mine) {
@@ -143,15 +157,23 @@ async function follow(flow, view, log, isStopping) {
       const item = () => ({ partition: one.partition, epoch: one.epoch, position: `${known.position}`,
         reached_cut: one.cut != null && !one.reached_cut && known.position >= BigInt(one.cut) });
       if (one.state === "revoking" || leaving) { releases.push(item()); continue; }
+      if (known.position > BigInt(row?.next_position ?? 0))
+        throw new Error(`the log ends at ${row?.next_position ?? 0} of partition ${one.partition}, before position ${known.position}`);
       const end = limit(one, view, row, BigInt(rows[0].resize));
       if (one.state === "retiring" && known.position >= BigInt(row?.next_position ?? 0)) {
         releases.push({ ...item(), finished: true });
         continue;
       }
-      const messages = known.position < end
-        ? await log.query(READ, [log.name, one.partition, `${known.position}`, `${end}`, BATCH]) : [];
-      if (known.position < end && BigInt(messages[0]?.position ?? -1) !== known.position)
-        throw new Error(`partition ${one.partition} lacks position ${known.position}`);
+      const reads = known.position < end && !one.paused;
+      const messages = reads ? await log.query(READ, [log.name, one.partition, `${known.position}`, `${end}`, BATCH]) : [];
+      if (reads && BigInt(messages[0]?.position ?? -1) !== known.position) {
+        const [now] = await log.query(BOUNDS, [log.name, [one.partition]]);
+        if (!(known.position < BigInt(now?.discarded_position ?? 0)))
+          throw new Error(`partition ${one.partition} lacks position ${known.position}`);
+        known.position = BigInt(now.discarded_position); // an administrator has discarded what was before
+        commits.push(item());
+        continue;
+      }
       for (const { position, key, value } of messages) {
         writeSync(1, `message ${one.partition} ${position} ${key} ${value}\n`); // the work
         known.position = BigInt(position) + 1n;
@@ -176,25 +198,33 @@ function crc32(bytes) {
 }
 
 async function publish() {
-  const log = new Log("publish"), lines = [];
-  for await (const line of createInterface({ input: process.stdin })) lines.push(line.split("\t"));
-  await log.connect();
+  const log = new Log("publish");
+  let input = "";
+  for await (const chunk of process.stdin.setEncoding("utf8")) input += chunk;
+  const lines = input.split(/\r?\n/);
+  if (lines.at(-1) === "") lines.pop();
+  await log.query("SELECT 1"); // it has a name now
   let next = BigInt((await log.query("SELECT counterpoise_log.next_sequence($1, $2) AS next",
     [log.name, name]))[0].next);
   for (let from = 0; from < lines.length; from += BATCH) {
-    const batch = lines.slice(from, from + BATCH), keys = batch.map(([key]) => key);
+    const batch = lines.slice(from, from + BATCH).map((line) => line.split("\t"));
+    const keys = batch.map(([key]) => key), values = batch.map(([, ...value]) => Buffer.from(value.join("\t")));
     const append = () => log.query(APPEND, [log.name, log.count, name, `${next}`,
-      keys.map((key) => crc32(Buffer.from(key)) % log.count),
-      batch.map(([, value]) => Buffer.from(value)), keys, null, null]);
-    const [{ watched }] = await append().catch((error) => {
+      keys.map((key) => crc32(Buffer.from(key)) % log.count), values, keys, null, null]).catch((error) => {
       if (error.code !== "CP001") throw error;
       log.count = Number(error.detail); // resized meanwhile: route again, with the same numbers
       return append();
     });
+    const [{ watched }] = await append();
     next += BigInt(batch.length);
     if (watched) await log.query("SELECT counterpoise_log.wake($1, $2::integer[])", [log.name, watched]);
   }
   await log.close();
 }
 
-await (mode === "consume" ? consume() : publish());
+const run = { consume, publish }[mode];
+if (process.argv.length !== 6 || !run) {
+  console.error("usage: node client.js consume|publish URL QUEUE NAME");
+  process.exit(2);
+}
+await run();

@@ -3,17 +3,23 @@
 They play joins, a kill -9, ordered resizes (before they start, and while they work) and drains.
 All consumers of a run append to one file, so its lines are in the order in which messages were
 processed and positions committed.
+
+Two more plays: what an administrator does meanwhile, and a service that does not answer.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.service import Service, eventually
@@ -52,12 +58,17 @@ class Run:
 
     def publish(self) -> None:
         begin, self.published = self.published, self.published + MESSAGES
-        lines = "".join(f"{key}\t{n}\n" for n in range(begin, self.published) for key in KEYS)
+        self.send("".join(f"{key}\t{n}\n" for n in range(begin, self.published) for key in KEYS))
+
+    def send(self, lines: str) -> None:
         publisher = [*self.command, "publish", self.url, "q", "publisher"]
         subprocess.run(publisher, input=lines.encode(), check=True, env=ENVIRONMENT)
 
+    def texts(self) -> list[str]:
+        return self.file.read_text().splitlines()
+
     def lines(self) -> Iterator[list[str]]:
-        return (line.split() for line in self.file.read_text().splitlines())
+        return (line.split() for line in self.texts())
 
     def processed(self) -> set[tuple[str, int]]:
         return {(line[3], int(line[4])) for line in self.lines() if line[0] == "message"}
@@ -129,3 +140,115 @@ def test_joins_kills_and_ordered_resizes(language: str, service: Service, tmp_pa
             assert http.get("/queues/q/flows").json()["items"] == []
         finally:
             run.end(list(run.started), signal.SIGKILL)
+
+
+@pytest.mark.matrix("language")
+@pytest.mark.parametrize("language", COMMANDS)
+def test_pauses_discards_and_a_log_that_is_older(
+    language: str, service: Service, migrated_url: str, tmp_path: Path
+) -> None:
+    """Of a queue without ordered resizes: the cuts of its log stop nobody."""
+    assert (BUILT / ".installed").exists(), "run `make clients` first"
+    run = Run(COMMANDS[language], service, tmp_path / "processed")
+    with service.http as http, psycopg.connect(migrated_url, autocommit=True) as database:
+        settings = {"name": "q", "partition_count": 2, "rebalance_delay": 0}
+        settings["ordered_resize"] = False
+        assert http.post("/queues", json=settings).status_code == 201
+
+        def seen() -> set[tuple[str, str]]:
+            """Partition and position of what was processed."""
+            return {(line[1], line[2]) for line in run.lines() if line[0] == "message"}
+
+        try:
+            run.publish()
+            ends = [int(one["end"]) for one in http.get("/queues/q/partitions").json()["items"]]
+            http.post("/queues/q/positions", json={"positions": {"1": "3"}}).raise_for_status()
+            for change, count in (("?discard=true", 1), ("", 2)):
+                answer = http.patch(f"/queues/q{change}", json={"partition_count": count})
+                answer.raise_for_status()
+            # Those before were discarded, and are passed.
+            http.post("/queues/q/partitions/0/pause", json={}).raise_for_status()
+            run.send("".join(f"{key}\tno number\ttwo tabs\n" for key in KEYS) + "no value\n")
+            run.consume("a")
+            eventually(lambda: ("1", str(ends[1])) in seen())
+            owned = "/queues/q/partitions"
+            eventually(
+                lambda: (one := http.get(owned).json()["items"][1])["position"] == one["end"]
+            )
+            assert {partition for partition, _ in seen()} == {"1"}
+            http.post("/queues/q/partitions/0/resume").raise_for_status()
+            after = [int(one["end"]) for one in http.get(owned).json()["items"]]
+            everything = {("0", str(at)) for at in range(after[0])}
+            everything |= {("1", str(at)) for at in range(ends[1], after[1])}
+            eventually(lambda: seen() == everything)
+            assert sum("no number\ttwo tabs" in line for line in run.texts()) == len(KEYS)
+            # As after a restore: what it passes over would never be processed.
+            [a] = run.started.values()
+            database.execute("UPDATE counterpoise_log.ends SET next_position = 1")
+            assert a.wait(60) == 1
+        finally:
+            run.end(list(run.started), signal.SIGKILL)
+
+
+@pytest.mark.matrix("language")
+@pytest.mark.parametrize("language", COMMANDS)
+def test_a_call_is_repeated_until_the_service_itself_answers(language: str) -> None:
+    """The first answer never comes, then a proxy answers, then the service cannot."""
+    assert (BUILT / ".installed").exists(), "run `make clients` first"
+    page = "<html>no service</html>"
+    answers = [
+        (502, page),
+        (504, page),
+        (408, {"code": "body_timeout"}),
+        (500, {"code": "internal"}),
+        (409, {"code": "overtaken"}),
+        (410, {"code": "flow_gone", "reason": "lease_expired"}),
+        (422, {"code": "invalid", "detail": "no such instance"}),
+    ]
+    asked: list[dict[str, object]] = []
+    ended = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(json.loads(body))
+            if len(asked) == 1:
+                ended.wait()
+                self.close_connection = True
+                return
+            status, content = answers[len(asked) - 2]
+            is_page = isinstance(content, str)
+            sent = (content if is_page else json.dumps(content)).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "text/html" if is_page else "application/problem+json")
+            self.send_header("Retry-After", "Wed, 21 Oct 2037 07:28:00 GMT")
+            self.send_header("Content-Length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent)
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    try:
+        consumer = subprocess.run(
+            [*COMMANDS[language], "consume", f"http://127.0.0.1:{server.server_port}", "q", "a"],
+            env={**ENVIRONMENT, "LEASE_SECONDS": "0.5"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+    finally:
+        ended.set()
+        server.shutdown()
+        serving.join()
+        server.server_close()
+    assert consumer.returncode == 1
+    assert "no such instance" in consumer.stderr
+    assert "502" in consumer.stderr
+    assert [one["attempt"] for one in asked] == [1, 1, 1, 1, 1, 1, 2, 3]
+    assert len({one["binder"] for one in asked}) == 1
