@@ -183,12 +183,11 @@ export function positions({ queue }, needsKey) {
       if (values.where === "time" && !values.time) return NOTHING("Choose a time.");
       if (!mayAsk) return NOTHING("Give the key to see what would be read again or skipped.");
       const would = await call("POST", path + "?dry_run=true", { content: to(values) });
-      const sum = (name) => would.partitions.every((each) => each[name] === null) ? null
-        : would.partitions.reduce((total, each) => total + (each[name] ?? 0), 0);
-      const again = sum("read_again"), skipped = sum("skipped");
+      const known = would.partitions.filter((each) => each.read_again !== null), all = known.length === would.partitions.length;
+      const sum = (name) => known.reduce((total, each) => total + each[name], 0), skipped = sum("skipped");
       return [`${plural(would.partitions.length, "partition")}: their owners continue under new epochs.`,
-        readAgain(again),
-        ...(skipped ? [`!At most ${plural(skipped, "message")} would never be read.`] : [])];
+        readAgain(all ? sum("read_again") : null),
+        ...(skipped ? [`!${all ? "At" : "Of the other partitions at"} most ${plural(skipped, "message")} would never be read.`] : [])];
     },
     act: (values) => call("POST", path, { content: to(values) }),
   });

@@ -1,5 +1,7 @@
 /** Calls of the service's API, with the browser's session. */
 
+/** So long an answer is waited for that changes nothing: a machine that dies ends no connection. */
+const PATIENCE_SECONDS = 30;
 /** Seconds that the service's clock is ahead of this one, from the `Date` of its answers. */
 let ahead = 0;
 
@@ -13,12 +15,12 @@ export async function call(method, path, { content } = {}) {
   const headers = {};
   if (content !== undefined) headers["Content-Type"] = "application/json";
   const answer = await fetch("/v1" + path, {
-    method, headers, body: content === undefined ? undefined : JSON.stringify(content) });
-  const told = Date.parse(answer.headers.get("Date"));
-  // The header has whole seconds.
-  if (!Number.isNaN(told) && Math.abs(told / 1000 + 0.5 - Date.now() / 1000) > 2) {
-    ahead = told / 1000 + 0.5 - Date.now() / 1000;
-  }
+    method, headers, body: content === undefined ? undefined : JSON.stringify(content),
+    signal: method === "GET" ? AbortSignal.timeout(PATIENCE_SECONDS * 1000) : undefined,
+  }).catch((error) => { throw new TypeError(error.message); });
+  // The header has whole seconds. Each of the two clocks may be set.
+  const is = Date.parse(answer.headers.get("Date")) / 1000 + 0.5 - Date.now() / 1000;
+  if (Math.abs(is - ahead) > 2) ahead = is;
   // A proxy without a service answers HTML.
   const body = answer.status === 204 ? null
     : await answer.json().catch(() => { throw new TypeError("no answer of the service"); });

@@ -1,7 +1,7 @@
 /** What a call would do, in the lines of a preview (`ask`): the service plays the call and changes nothing. */
 
 import { call } from "./calls.js";
-import { number, plural, ranges } from "./words.js";
+import { isolated, number, plural, ranges } from "./words.js";
 
 /** Consumers that are named one by one. */
 const MOST_NAMED = 8;
@@ -32,7 +32,7 @@ function changes(would) {
   lines.push(moved.length ? `${plural(moved.length, "partition")} would go to another consumer${anyway ? `, ${number(anyway)} of them in any case` : ""}.`
     : "Of those that are owned, no partition moves.");
   const others = would.flows.filter((flow) => flow.before !== flow.after);
-  lines.push(...others.slice(0, MOST_NAMED).map((flow) => `${flow.client_name}: ${number(flow.before)} → ${flow.after === null ? "ends" : number(flow.after)}`));
+  lines.push(...others.slice(0, MOST_NAMED).map((flow) => `${isolated(flow.client_name)}: ${number(flow.before)} → ${flow.after === null ? "ends" : number(flow.after)}`));
   if (others.length > MOST_NAMED) lines.push(`And ${plural(others.length - MOST_NAMED, "more consumer")}.`);
   if (would.paused.length) lines.push(`${which(would.paused)}: paused.`);
   if (would.resumed.length) lines.push(`${which(would.resumed)}: resumed.`);

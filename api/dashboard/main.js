@@ -17,9 +17,19 @@ const $ = (id) => document.getElementById(id);
 
 let session = null, page = null, events = null, pending = null, asking = null, again = false;
 
+/** What the address names. One that was typed may be none that a browser makes. */
+function named() {
+  const text = location.hash.slice(1);
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 /** Shows the page that the address names: a queue's, or that of all queues. */
 function show() {
-  const name = decodeURIComponent(location.hash.slice(1));
+  const name = named();
   events?.close();
   events = null;
   const isQueue = name !== "" && name !== AUDIT;
@@ -27,14 +37,24 @@ function show() {
   document.title = isQueue ? `${name} · Counterpoise` : name === AUDIT ? "Audit · Counterpoise" : "Counterpoise";
   $("home").toggleAttribute("aria-current", !name);
   $("main").replaceChildren(page.element);
-  if (isQueue) follow();
+  follow();
 }
 
-/** Follows the changes of the queue that is shown. */
+/** Follows the changes of the queue that is shown, while somebody sees it: a browser has six connections
+ *  for all of its pages, and without one a page waits for ever. A stream that was refused once, by a proxy
+ *  without a service for one, the browser has given up. */
 function follow() {
+  if (document.hidden || !(page instanceof QueuePage) || (events && events.readyState !== EventSource.CLOSED)) return;
   events = new EventSource(`/v1${pathOf(page.name)}/events`);
   for (const kind of ["change", "open"]) events.addEventListener(kind, soon);
 }
+
+/** All pages of a browser have one session: another one has begun or ended it. */
+const pages = new BroadcastChannel("counterpoise session");
+pages.onmessage = () => {
+  leave();
+  if (!document.hidden) refresh();
+};
 
 /** Asks who looks; without a session the page asks for a key, and shows nothing else. */
 async function enter() {
@@ -85,8 +105,7 @@ async function look() {
     $("notice").textContent = "";
     // The queue was gone, and there is one of this name again.
     if (!page.element.isConnected) { show(); refresh(); }
-    // A browser gives up a stream that is refused once, by a proxy without a service for one.
-    else if (events?.readyState === EventSource.CLOSED) follow();
+    else follow();
   } catch (error) {
     if (error.code === "unauthorized") {
       $("notice").textContent = "";
@@ -116,6 +135,7 @@ $("login").addEventListener("submit", async (submitted) => {
   $("key").value = "";
   try {
     await call("POST", "/session", { content: { key } });
+    pages.postMessage("");
     await refresh();
   } catch (error) {
     $("notice").textContent = error.code ? error.message : "The service does not answer.";
@@ -124,6 +144,7 @@ $("login").addEventListener("submit", async (submitted) => {
 $("leave").addEventListener("click", async () => {
   try {
     await call("DELETE", "/session");
+    pages.postMessage("");
   } finally {
     await refresh();
   }
@@ -149,7 +170,9 @@ addEventListener("hashchange", () => {
   show();
   refresh();
 });
-document.addEventListener("visibilitychange", () => document.hidden || refresh());
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) events?.close(); else refresh();
+});
 setInterval(() => document.hidden || refresh(), LOOK_SECONDS * 1000);
 setInterval(() => {
   tellUnlocked();

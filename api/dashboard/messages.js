@@ -3,7 +3,7 @@
  *  may be gone.
  *
  *  A list has PAGE messages. With a filter it has what matches among SCAN messages; then "Later" goes on. One that
- *  follows asks for new messages every FOLLOW_SECONDS while it is seen. Of each value the list has LISTED_BYTES, and
+ *  follows asks for new messages every FOLLOW_SECONDS while it is seen, and leaves out what it has no room for. Of each value the list has LISTED_BYTES, and
  *  the filter sees no more of it; what needs the whole value asks for this message alone.
  */
 
@@ -160,17 +160,21 @@ export class Messages {
     set(this.follow, "aria-pressed", "true");
     const mine = this.#asked;
     const goOn = () => mine === this.#asked && this.element.isConnected && !this.element.closest("[hidden]");
-    let at = null, count = 0;
+    let at = null, count = 0, more = "";
     while (goOn()) {
       try {
         if (at === null) at = (await this.#ask(this.#partition.end, 1)).end;
-        const { messages, following } = document.hidden ? { messages: [], following: at } : await this.#find(at, goOn);
+        const { messages, following, end } = document.hidden ? { messages: [], following: at, end: at } : await this.#find(at, goOn);
         if (!goOn()) break;
         at = following;
+        if (Number(this.#back(end)) > Number(at)) {
+          at = this.#back(end);
+          more = "; more come than are shown";
+        }
         count += messages.length;
         this.list.prepend(...messages.reverse().map((one) => this.#item(one)));
         while (this.list.children.length > MOST_FOLLOWED) this.list.lastChild.remove();
-        if (count) set(this.said, "text", `Follows: ${plural(count, "message")} so far, the newest first.`);
+        if (count) set(this.said, "text", `Follows: ${plural(count, "message")} so far, the newest first${more}.`);
       } catch (error) {
         if (!goOn()) break;
         this.#fail(error);

@@ -23,10 +23,13 @@ const area = (label, rows) => Object.assign(make("textarea", { rows, spellcheck:
 
 /** Publishes one message; `published(partition)` is told where it is. */
 export function publish({ queue }, needsKey, published) {
-  const id = `page-${newId()}`, dynamic = queue.partitioning === "dynamic";
+  const dynamic = queue.partitioning === "dynamic";
+  // If an answer is lost, the same message again is published once, and a changed one is another.
+  const ids = {};
+  const idOf = (message) => ids[JSON.stringify(message)] ??= `page-${newId()}`;
   const partition = labelled("Partition", { type: "number", min: 0, max: queue.partition_count - 1, placeholder: "any" });
   const contentOf = ({ value, key, headers, partition: to }) => ({
-    id, value, key: key || null, headers: headersOf(headers), partition: key || dynamic || !Number.isInteger(to) ? null : to });
+    value, key: key || null, headers: headersOf(headers), partition: key || dynamic || !Number.isInteger(to) ? null : to });
   ask({
     title: `Publish to ${queue.name}`, button: "Publish", needsKey,
     fields: { key: labelled("Key", { autocomplete: "off", placeholder: "none" }), ...(dynamic ? {} : { partition }),
@@ -40,6 +43,9 @@ export function publish({ queue }, needsKey, published) {
       const place = values.key ? "Its key decides the partition." : content.partition === null ? "The service chooses the partition." : `It goes to partition ${content.partition}.`;
       return [`${number(bytes)} bytes. ${place}`, "Consumers process it as every other message. This cannot be undone."];
     },
-    act: async (values) => published((await call("POST", `${pathOf(queue.name)}/messages`, { content: contentOf(values) })).partition),
+    act: async (values) => {
+      const message = contentOf(values);
+      published((await call("POST", `${pathOf(queue.name)}/messages`, { content: { id: idOf(message), ...message } })).partition);
+    },
   });
 }

@@ -2,7 +2,7 @@
  *  Moves come in pages of bounded size, so of a large queue only the newest entries have theirs. */
 
 import { keyed, make, set } from "./dom.js";
-import { clock, duration, plural, ranges, trigger } from "./words.js";
+import { clock, duration, isolated, plural, ranges, trigger } from "./words.js";
 
 export class Timeline {
   constructor() {
@@ -41,7 +41,7 @@ const REASONS = { not_released: ": not released by its deadline", positions_set:
 
 /** From whom to whom a move of an entry went, and how. */
 export function outcome({ clients }, { from, to, outcome, reason }) {
-  const nameOf = (flow) => flow === null ? "nobody" : clients[flow] ?? `flow ${flow.slice(0, 8)}`;
+  const nameOf = (flow) => flow === null ? "nobody" : isolated(clients[flow] ?? `flow ${flow.slice(0, 8)}`);
   return `${nameOf(from)} → ${nameOf(to)} (${outcome}${REASONS[reason] ?? ""})`;
 }
 

@@ -84,6 +84,9 @@ const STATES = {
 
 export const state = (name) => STATES[name] ?? String(name).replaceAll("_", " ");
 
+/** A name that may be written from right to left, so that what stands beside it is not turned with it. */
+export const isolated = (name) => /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/.test(name) ? `\u2068${name}\u2069` : name;
+
 /** The label of the n-th consumer: A … Z, AA, AB, … */
 export function letters(place) {
   const head = place < 26 ? "" : letters(Math.floor(place / 26) - 1);

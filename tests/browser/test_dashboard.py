@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from broker.demo.mock_kafka import MockKafka
@@ -1173,3 +1174,178 @@ def change(page: Page, button: str, key: str | None) -> None:
     eventually(lambda: not is_off(page))
     click(page, button)
     eventually(lambda: page.run("document.querySelector('dialog') === null"))
+
+
+def test_an_address_that_no_browser_makes_names_no_queue(
+    browser: Browser, client: Client, service: Service
+) -> None:
+    client.create_queue("flights", 2)
+    page = browser.open(f"{service.url}/#100%")
+    eventually(lambda: "is not 1 to 200" in page.text("#notice"))
+    page.run("location.hash = ''")
+    eventually(lambda: "flights" in page.text("#main") and not page.text("#notice"))
+    page.run("location.hash = '%'")
+    eventually(lambda: page.text(".queue h2") == "%")
+    page.close()
+
+
+def test_it_says_that_the_service_is_away_if_an_answer_never_comes(
+    browser: Browser, client: Client, service: Service
+) -> None:
+    client.create_queue("flights", 2)
+    page = browser.open(service.url)
+    eventually(lambda: "flights" in page.text("#main"))
+    page.run(
+        "{ const real = AbortSignal.timeout.bind(AbortSignal);"
+        " AbortSignal.timeout = (milliseconds) => real(milliseconds / 30); }"
+    )
+    with held(page, "*/v1/queues*"):
+        eventually(lambda: "does not answer" in page.text("#notice"))
+        eventually(lambda: "service away" in page.text("#main"))
+    eventually(lambda: not page.text("#notice"))
+    page.close()
+
+
+def test_hidden_pages_leave_the_connections_of_the_browser_to_the_others(
+    browser: Browser, client: Client, service: Service
+) -> None:
+    """A browser has six for all of its pages, and each that follows a queue keeps one."""
+    streams = service.app.state.open_streams
+    client.create_queue("flights", 2)
+    pages = []
+    for _ in range(8):
+        pages.append(browser.open(f"{service.url}/#flights"))
+        eventually(lambda: "Ready" in pages[-1].text(".headline"))
+    eventually(lambda: len(streams) == 1)
+    assert pages[0].run("document.hidden")
+    # It is up to date as soon as it is seen again, and follows.
+    client.change_queue("flights", partition_count=3)
+    pages[0].ask("Page.bringToFront")
+    eventually(lambda: len(labels(pages[0])) == 3)
+    eventually(lambda: len(streams) == 1)
+    client.change_queue("flights", partition_count=4)
+    eventually(lambda: len(labels(pages[0])) == 4)
+    for page in pages:
+        page.close()
+
+
+def test_a_message_that_was_changed_after_a_lost_answer_is_published_too(
+    page: Page, client: Client
+) -> None:
+    client.create_queue("flights", 1)
+    go(page, "flights")
+    page.run(
+        "{ const real = fetch; window.lost = 0; window.fetch = async (url, options) => {"
+        " const answer = await real(url, options);"
+        " if (options?.method !== 'POST' || lost === 2) return answer;"
+        " lost += 1; throw new TypeError('its answer is lost'); }; }"
+    )
+    click(page, "Publish")
+    # Twice the same one, then another.
+    for value, lost in (("first", 1), ("first", 2), ("second", 2)):
+        fill(page, "#act-value", value)
+        eventually(lambda: not is_off(page))
+        submit(page)
+        eventually(lambda lost=lost: page.run("lost") == lost)
+    eventually(lambda: page.run("document.querySelector('dialog') === null"))
+    assert client.partitions("flights")[0].lag == 2
+
+
+def test_the_clock_of_the_service_is_that_of_its_last_answers(page: Page) -> None:
+    """The clock of this machine was an hour behind, and is set."""
+    differences = page.run(
+        "import('/dashboard/calls.js').then(async ({ get, secondsUntil }) => {"
+        " const real = { fetch, now: Date.now }, time = () => new Date(real.now());"
+        " const headers = () => ({ Date: time().toUTCString() });"
+        " window.fetch = async () => new Response('{}', { headers: headers() });"
+        " const differs = async () => {"
+        " await get('/session'); return secondsUntil(time().toISOString()); };"
+        " Date.now = () => real.now() - 3600000; const behind = await differs();"
+        " Date.now = real.now; const set = await differs();"
+        " window.fetch = real.fetch; return [behind, set]; })"
+    )
+    assert [abs(one) < 5 for one in differences] == [True, True]
+
+
+def test_names_that_are_written_from_right_to_left_turn_no_arrow(
+    page: Page, client: Client, service: Service
+) -> None:
+    client.create_queue("flights", 1, rebalance_delay=0, max_handoff_time=0)
+    go(page, "flights")
+    first, second = "\u05d0\u05d1\u05d2", "\u05d3\u05d4\u05d5"
+    line = "document.querySelector('.timeline details[open] li')"
+    # Where each of these begins, from the left.
+    lefts = (
+        f"((text) => {json.dumps([first, '→', second])}.map((word) => {{"
+        " const range = document.createRange(), at = text.data.indexOf(word);"
+        " range.setStart(text, at); range.setEnd(text, at + word.length);"
+        f" return range.getBoundingClientRect().left; }}))({line}.firstChild)"
+    )
+    with Flow("flights", url=service.url, client_name=first) as one:
+        eventually(lambda: one.partitions)
+        with Flow("flights", url=service.url, client_name=second):
+            one.drain()
+            eventually(lambda: "began to drain: 1 handoff" in page.text(".timeline"))
+            page.act("document.querySelector('.timeline details')", "it.open = true")
+            eventually(lambda: second in page.run(f"{line}?.innerText ?? ''"))
+            found = page.run(lefts)
+            assert found == sorted(found)
+
+
+def test_a_list_that_follows_shows_the_newest_of_more_than_it_has_room_for(
+    page: Page, client: Client, service: Service
+) -> None:
+    client.create_queue("flights", 1)
+    go(page, "flights")
+    page.act("document.querySelector('.cell')", "it.click()")
+    click(page, "Follow")
+    eventually(lambda: "new messages come first" in page.text(".detail"))
+    with Publisher("flights", url=service.url) as publisher:
+        for number in range(500):
+            publisher.publish(b"order %d" % number)
+    eventually(lambda: "order 499" in page.text(".messages"))
+    eventually(lambda: "more come than are shown" in page.text(".detail"))
+    assert "500 messages so far" not in page.text(".detail")
+
+
+def test_positions_that_the_log_does_not_know_are_not_counted_as_none(
+    page: Page, client: Client, service: Service, migrated_url: str
+) -> None:
+    client.create_queue("flights", 2)
+    with Publisher("flights", url=service.url) as publisher:
+        for number in range(30):
+            publisher.publish(b"x", f"k{number}")
+    first, second = (one.end for one in client.partitions("flights"))
+    client.set_positions("flights", {1: second})
+    with psycopg.connect(migrated_url, autocommit=True) as database:
+        # As after a restore.
+        database.execute("UPDATE counterpoise_log.ends SET next_position = 1 WHERE partition = 1")
+    go(page, "flights")
+    click(page, "Set positions")
+    fill(page, "#act-where", "latest")
+    eventually(lambda: "does not say how many messages that concerns" in page.text(".preview"))
+    warned = f"Of the other partitions at most {first} messages would never be read."
+    assert page.text(".preview .warning") == warned
+
+
+def test_all_pages_of_a_browser_show_who_has_logged_in(browser: Browser, migrated_url: str) -> None:
+    with guarded(migrated_url) as secured:
+        secured.create("team-a.orders")
+
+        def enter(page: Page, role: str) -> None:
+            eventually(lambda: page.run("document.querySelector('#login')?.hidden === false"))
+            fill(page, "#key", secured.keys[role])
+            page.act("document.querySelector('#login button')", "it.click()")
+            eventually(lambda: role in page.text("#who"))
+
+        first = browser.open(secured.service.url)
+        enter(first, "admin")
+        second = browser.open(secured.service.url)
+        eventually(lambda: "admin" in second.text("#who"))
+        second.act("document.querySelector('#leave')", "it.click()")
+        enter(second, "viewer")
+        first.ask("Page.bringToFront")
+        eventually(lambda: "viewer" in first.text("#who"))
+        eventually(lambda: "Create a queue" not in first.text("#main"))
+        for page in (first, second):
+            page.close()
