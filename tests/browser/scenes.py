@@ -277,12 +277,14 @@ def _open(stage: Stage) -> Page:
 
 def _names(stage: Stage) -> Page:
     """The longest names that the service takes."""
-    scene = stage.scene("team-a." + "transactions-" * 14 + "eu", 4)
+    scene = stage.scene("team-a." + "transactions" * 15 + "-eu", 4)
     scene.publish(100)
     scene.join("billing-" + "worker" * 30, "ein Verbraucher mit Leerzeichen " * 6)
     scene.complain()
     page = stage.of(scene)
     shows(page, ".conditions", "quarantined")
+    page.act("document.querySelector('.cell')", "it.click()")
+    shows(page, ".detail .moves", "nobody → ")
     return page
 
 
@@ -393,6 +395,7 @@ def _letters(stage: Stage) -> Page:
 def _redrive(stage: Stage) -> Page:
     """The dialog that sends dead letters back."""
     scene = stage.scene("charged", 2)
+    stage.scene("charged" * 28, 1)
     stage.scene("charged-dead", 1)
     scene.publish(20)
     for partition in (0, 1):
@@ -473,7 +476,7 @@ STATES: Mapping[str, Callable[[Stage], Page]] = {
     "publish": _dialog(_unread, "Publish", "12 bytes", headers="trace: t-1", value='{"total": 3}'),
     "resize": _dialog(_open, "Resize", "retire", count="7"),
     "rebalance": _dialog(_holddown, "Rebalance now", "ends at once"),
-    "positions": _dialog(_unread, "Set positions", "never be read", where="latest"),
+    "positions": _dialog(_names, "Set positions", "never be read", where="latest"),
     "mirror": _mirror,
     "delete": _dialog(_unread, "Delete", "are not processed"),
     "drain": _dialog(_open, "Drain billing-1", "other consumer"),

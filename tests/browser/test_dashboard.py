@@ -1043,6 +1043,9 @@ def test_axe_finds_no_violation_in_any_state(
             page.width(width)
             found[width] = violations(page)
             assert page.run("document.documentElement.scrollWidth") <= width, width
+            wide = "(({ scrollWidth, clientWidth }) => scrollWidth > clientWidth)"
+            within = "document.querySelector('dialog') ?? document.documentElement"
+            assert not page.run(f"{wide}({within})"), width
             assert page.run(BROKEN_WORDS) == [], width
         page.close()
     assert found == {1200: [], 400: []}
