@@ -33,8 +33,8 @@ var errBindAgain = errors.New("the flow is over: bind again")
 // lease is how long a consumer may be silent, in seconds.
 var lease = envSeconds("LEASE_SECONDS", 10)
 
-// A call without an answer is repeated after three leases: a machine that dies ends no connection.
-var caller = http.Client{Timeout: time.Duration(3 * lease * float64(time.Second))}
+// A call without an answer is repeated after a lease: a machine that dies ends no connection.
+var caller = http.Client{Timeout: time.Duration(lease * float64(time.Second))}
 
 func envSeconds(name string, usual float64) float64 {
 	if given, err := strconv.ParseFloat(os.Getenv(name), 64); err == nil {
@@ -45,8 +45,11 @@ func envSeconds(name string, usual float64) float64 {
 
 type fields map[string]any
 
-// api is the HTTP API of one queue.
-type api struct{ queue, token string }
+// api is the HTTP API of one queue, with a key or with the token of a flow.
+type api struct {
+	queue, token string
+	ofFlow       bool
+}
 
 // call repeats a call that was not answered, or not now. An answer without a body is nil.
 func call[T any](c api, method, path string, content any) (*T, error) {
@@ -89,6 +92,8 @@ func call[T any](c api, method, path string, content any) (*T, error) {
 			var problem struct{ Code, Reason, Detail string }
 			_ = json.Unmarshal(received, &problem)
 			again := problem.Reason == "lease_expired" || problem.Reason == "restored"
+			// The token of a flow that is over is known to no call without the flow in its path.
+			again = again || c.ofFlow && problem.Code == "unauthorized"
 			if again || problem.Code == "flow_not_found" || problem.Code == "overtaken" {
 				return nil, errBindAgain
 			}
@@ -393,14 +398,17 @@ func consume(c api, name string) error {
 		}](c, "POST", "/flows", fields{"client_name": name, "instance_id": name, "lease_seconds": lease,
 			"binder": binder, "attempt": attempt})
 		if err == nil {
-			own := api{c.queue, bound.FlowToken}
+			own := api{c.queue, bound.FlowToken, true}
 			log := &builtin{api: own, purpose: "read"}
 			f := &flow{api: own, path: "/flows/" + bound.FlowID, log: log, view: bound.Update}
 			err = f.follow(stop)
 			log.close()
 		}
-		if err == nil || !errors.Is(err, errBindAgain) || stop.Err() != nil {
+		if !errors.Is(err, errBindAgain) {
 			return err
+		}
+		if stop.Err() != nil {
+			return nil
 		}
 	}
 }
@@ -467,7 +475,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: client consume|publish URL QUEUE NAME")
 		os.Exit(2)
 	}
-	queue := api{os.Args[2] + "/v1/queues/" + os.Args[3], os.Getenv("COUNTERPOISE_TOKEN")}
+	queue := api{os.Args[2] + "/v1/queues/" + os.Args[3], os.Getenv("COUNTERPOISE_TOKEN"), false}
 	if err := run[os.Args[1]](queue, os.Args[4]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

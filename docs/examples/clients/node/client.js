@@ -24,23 +24,28 @@ class BindAgain extends Error {}
 
 const [mode, url, queue, name] = process.argv.slice(2);
 const base = `${url}/v1/queues/${queue}`;
-let token = process.env.COUNTERPOISE_TOKEN;
+const key = process.env.COUNTERPOISE_TOKEN;
+let token = key; // a flow's own, as soon as it is bound
 const LEASE = Number(process.env.LEASE_SECONDS ?? 10); // how long a consumer may be silent, in seconds
 
-// Repeats a call that was not answered, or not now. Answers the body, null if there is none. A machine
-// that dies ends no connection, so it is not waited for longer than three leases.
+// Repeats a call that was not answered, or not now. Answers the body, null if there is none. It waits
+// no longer than a lease: a machine that dies ends no connection, and not every `fetch` notices an end.
 async function call(method, path, body) {
   for (;;) {
     const headers = { "content-type": "application/json" };
     if (token) headers.authorization = `Bearer ${token}`;
     let answer, text, failure;
+    const late = new AbortController();
+    // Unlike AbortSignal.timeout it keeps Node.js from ending amid the call.
+    const timer = setTimeout(() => late.abort(new Error("no answer")), 1000 * LEASE);
     try {
-      const signal = AbortSignal.timeout(3000 * LEASE);
-      answer = await fetch(base + path, { method, headers, body: body && JSON.stringify(body), signal });
+      answer = await fetch(base + path, { method, headers, body: body && JSON.stringify(body), signal: late.signal });
       text = await answer.text();
       if (answer.status >= 500 || [408, 429].includes(answer.status)) failure = answer.status;
     } catch (error) {
       failure = error.cause?.code || error.cause?.message || error.message;
+    } finally {
+      clearTimeout(timer);
     }
     if (failure) {
       console.error(`${method} ${path}: ${failure}; trying again`);
@@ -50,6 +55,8 @@ async function call(method, path, body) {
     if (answer.ok) return answer.status === 204 ? null : JSON.parse(text);
     const content = answer.headers.get("content-type")?.includes("json") ? JSON.parse(text) : {};
     const reason = content.reason ?? content.code;
+    // The token of a flow that is over is known to no call without the flow in its path.
+    if (reason === "unauthorized" && token !== key) throw new BindAgain(reason);
     if (["lease_expired", "restored", "flow_not_found", "overtaken"].includes(reason)) throw new BindAgain(reason);
     throw new Error(`${method} ${path}: ${answer.status} ${content.detail ?? ""}`);
   }
@@ -101,7 +108,7 @@ function limit(partition, view, row, resize) {
 }
 
 async function consume() {
-  const key = token, binder = randomUUID();
+  const binder = randomUUID();
   let stopping = false;
   process.on("SIGTERM", () => { stopping = true; });
   // A bind that arrives late ends no later flow of this process.
@@ -115,7 +122,8 @@ async function consume() {
       await log.query("SELECT 1"); // it has a name now
       return await follow(`/flows/${bound.flow_id}`, bound.update, log, () => stopping);
     } catch (error) {
-      if (!(error instanceof BindAgain) || stopping) throw error;
+      if (!(error instanceof BindAgain)) throw error;
+      if (stopping) return;
     } finally {
       await log.close();
     }

@@ -182,6 +182,17 @@ def test_pauses_discards_and_a_log_that_is_older(
             everything |= {("1", str(at)) for at in range(ends[1], after[1])}
             eventually(lambda: seen() == everything)
             assert sum("no number\ttwo tabs" in line for line in run.texts()) == len(KEYS)
+
+            def bound() -> int:
+                return len(http.get("/queues/q/flows").json()["items"])
+
+            # Who is told to stop when its flow is over has nothing to drain.
+            run.consume("b")
+            eventually(lambda: bound() == 2)
+            run.started["b"].send_signal(signal.SIGSTOP)
+            eventually(lambda: bound() == 1)
+            run.started["b"].send_signal(signal.SIGTERM)
+            assert run.end(["b"], signal.SIGCONT) == [0]
             # As after a restore: what it passes over would never be processed.
             [a] = run.started.values()
             database.execute("UPDATE counterpoise_log.ends SET next_position = 1")
@@ -193,7 +204,8 @@ def test_pauses_discards_and_a_log_that_is_older(
 @pytest.mark.matrix("language")
 @pytest.mark.parametrize("language", COMMANDS)
 def test_a_call_is_repeated_until_the_service_itself_answers(language: str) -> None:
-    """The first answer never comes, then a proxy answers, then the service cannot."""
+    """The first connection ends at once, the first call has no answer, then a proxy answers, then
+    the service cannot. A flow that is over is bound again."""
     assert (BUILT / ".installed").exists(), "run `make clients` first"
     page = "<html>no service</html>"
     answers = [
@@ -203,10 +215,19 @@ def test_a_call_is_repeated_until_the_service_itself_answers(language: str) -> N
         (500, {"code": "internal"}),
         (409, {"code": "overtaken"}),
         (410, {"code": "flow_gone", "reason": "lease_expired"}),
+        (201, {"flow_id": "f", "flow_token": "t", "update": {"revision": 1, "partitions": []}}),
+        # To the call that asks for credentials: its token is that of no flow any more.
+        (401, {"code": "unauthorized"}),
         (422, {"code": "invalid", "detail": "no such instance"}),
     ]
     asked: list[dict[str, object]] = []
+    connections: list[object] = []
     ended = threading.Event()
+
+    class Listener(ThreadingHTTPServer):
+        def verify_request(self, request: object, _: object) -> bool:
+            connections.append(request)
+            return len(connections) > 1
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -228,10 +249,14 @@ def test_a_call_is_repeated_until_the_service_itself_answers(language: str) -> N
             self.end_headers()
             self.wfile.write(sent)
 
+        def do_GET(self) -> None:
+            self.send_response(204)
+            self.end_headers()
+
         def log_message(self, *_: object) -> None:
             """Says nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Listener(("127.0.0.1", 0), Handler)
     serving = threading.Thread(target=server.serve_forever)
     serving.start()
     try:
@@ -250,5 +275,6 @@ def test_a_call_is_repeated_until_the_service_itself_answers(language: str) -> N
     assert consumer.returncode == 1
     assert "no such instance" in consumer.stderr
     assert "502" in consumer.stderr
-    assert [one["attempt"] for one in asked] == [1, 1, 1, 1, 1, 1, 2, 3]
-    assert len({one["binder"] for one in asked}) == 1
+    binds = [one for one in asked if "binder" in one]
+    assert [one["attempt"] for one in binds] == [1, 1, 1, 1, 1, 1, 2, 3, 4]
+    assert len({one["binder"] for one in binds}) == 1
