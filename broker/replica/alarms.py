@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any, Protocol
 
+from apscheduler.executors.debug import DebugExecutor
 from apscheduler.job import Job
 from apscheduler.jobstores.base import BaseJobStore, ConflictingIdError, JobLookupError
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
@@ -65,9 +65,10 @@ class SchedulerAlarms:
         self._scheduler = AsyncIOScheduler(
             timezone=UTC,
             jobstores={"default": LoopTimeStore()},
-            # A job counts as running for a moment longer than it does, and one that were to begin
-            # in that moment would be dropped.
-            job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1000},
+            # It runs a job, which only begins a call, at once. The usual one cancels at its end
+            # what has yet to begin, and logs that as an error.
+            executors={"default": DebugExecutor()},
+            job_defaults={"misfire_grace_time": None, "coalesce": True},
         )
         self._under_way: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -85,9 +86,7 @@ class SchedulerAlarms:
         self._scheduler.shutdown(wait=False)
 
     async def finish(self) -> None:
-        """See `Alarms`. The scheduler itself would cancel a call amid a transaction, and nobody
-        would wait until the connection is given back.
-        """
+        """See `Alarms`."""
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=END_SECONDS)
         if self._under_way:
@@ -117,17 +116,19 @@ class SchedulerAlarms:
     ) -> None:
         """Calls back again and again, never twice at a time."""
 
-        async def ring() -> None:
+        async def call() -> None:
             began = monotonic()
-            task = asyncio.create_task(callback())
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
             try:
-                # A scheduler that shuts down cancels its jobs; `finish` sees to the call.
-                with suppress(asyncio.CancelledError):
-                    await asyncio.shield(task)
+                await callback()
             finally:
                 again(max(0.0, seconds - (monotonic() - began)))
+
+        def ring() -> None:
+            # The scheduler ends a turn of the event loop later than it was told to.
+            if not self._stopped:
+                task = asyncio.create_task(call())
+                self._under_way.add(task)
+                task.add_done_callback(self._under_way.discard)
 
         def again(delay_seconds: float) -> None:
             when = datetime.now(UTC) + timedelta(seconds=delay_seconds)

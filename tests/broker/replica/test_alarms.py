@@ -91,7 +91,9 @@ async def test_alarms_ring_although_the_hosts_clock_was_set(
         await done.wait()
 
 
-async def test_a_failed_callback_is_called_again(alarms: SchedulerAlarms) -> None:
+async def test_a_failed_callback_is_logged_and_called_again(
+    alarms: SchedulerAlarms, caplog: pytest.LogCaptureFixture
+) -> None:
     times = asyncio.Semaphore(0)
 
     async def work() -> None:
@@ -102,6 +104,7 @@ async def test_a_failed_callback_is_called_again(alarms: SchedulerAlarms) -> Non
     async with asyncio.timeout(240):
         for _ in range(3):
             await times.acquire()
+    assert caplog.text.count("RuntimeError: this time") >= 2
 
 
 async def test_a_periodic_callback_never_runs_twice_at_a_time(
@@ -144,6 +147,30 @@ async def test_a_stop_lets_a_call_under_way_end(caplog: pytest.LogCaptureFixture
     go_on.set()
     await finishing
     assert ended.is_set()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_stop_as_a_call_begins_is_no_error(
+    turns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does a call begin once `finish` has returned."""
+    alarms = SchedulerAlarms()
+    alarms.start()
+    calls: list[bool] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        calls.append(True)
+
+    alarms.every("a", 0.0, work)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    alarms.stop()
+    await alarms.finish()
+    finished = len(calls)
+    await asyncio.sleep(0.01)
+    assert len(calls) == finished
     assert not caplog.records
 
 
