@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -1249,7 +1250,7 @@ def test_a_message_that_was_changed_after_a_lost_answer_is_published_too(
         fill(page, "#act-value", value)
         eventually(lambda: not is_off(page))
         submit(page)
-        eventually(lambda lost=lost: page.run("lost") == lost)
+        eventually(partial(page.run, f"lost === {lost}"))
     eventually(lambda: page.run("document.querySelector('dialog') === null"))
     assert client.partitions("flights")[0].lag == 2
 

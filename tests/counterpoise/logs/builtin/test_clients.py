@@ -208,7 +208,7 @@ def test_a_call_is_repeated_until_the_service_itself_answers(language: str) -> N
     the service cannot. A flow that is over is bound again."""
     assert (BUILT / ".installed").exists(), "run `make clients` first"
     page = "<html>no service</html>"
-    answers = [
+    answers: list[tuple[int, str | dict[str, object]]] = [
         (502, page),
         (504, page),
         (408, {"code": "body_timeout"}),
@@ -240,10 +240,13 @@ def test_a_call_is_repeated_until_the_service_itself_answers(language: str) -> N
                 self.close_connection = True
                 return
             status, content = answers[len(asked) - 2]
-            is_page = isinstance(content, str)
-            sent = (content if is_page else json.dumps(content)).encode()
+            if isinstance(content, str):
+                media_type, text = "text/html", content
+            else:
+                media_type, text = "application/problem+json", json.dumps(content)
+            sent = text.encode()
             self.send_response(status)
-            self.send_header("Content-Type", "text/html" if is_page else "application/problem+json")
+            self.send_header("Content-Type", media_type)
             self.send_header("Retry-After", "Wed, 21 Oct 2037 07:28:00 GMT")
             self.send_header("Content-Length", str(len(sent)))
             self.end_headers()
