@@ -87,7 +87,7 @@ class PostgresLog(NumberedLog):
         self._connection = LogConnection(url, timeout_seconds)
         self._admission = ByteAdmission(self._connection, name)
         self._reader = ChunkReader(self._connection, name)
-        self._watching = PostgresWatching(self._connection, name)
+        self._watching = PostgresWatching(self._connection, name, self.number)
 
     def __repr__(self) -> str:
         return f"PostgresLog({self.name!r})"
@@ -184,7 +184,7 @@ class PostgresLog(NumberedLog):
         return bounds_of(partitions, rows)
 
     def watch(self, ends: Mapping[int, str]) -> Rest | None:
-        return self._watching.watch({one: self.number(end) for one, end in ends.items()})
+        return self._watching.watch(ends)
 
     def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
         numbers = [self.number(position) for position in positions.values()]

@@ -1,10 +1,11 @@
 """Waits at the ends of the built-in log's partitions, and wakes those who do.
 
 A reader says where it waits, listens on its own connection, and looks once more whether that is
-still the end; migrations/log/sql/watches.sql says why no append is missed. While it waits it only
-looks again, less and less often. It does so because a wake-up may be lost (a publisher ends between
-its append and the wake-up; the server has no room for notifications), and because a connection may
-be dead without a sign of it.
+still the end; migrations/log/sql/watches.sql says why no append is missed. What it has said and
+looked at stays true until a partition is named to it. So when it has read a message, it says and
+looks at the new end alone, however many partitions it has. All of them it only looks at again less
+and less often: a wake-up may be lost (a publisher ends between its append and the wake-up; the
+server has no room for notifications), and a connection may be dead without a sign of it.
 
 Notifications of partitions that are not watched cost no statement. Where no notification arrives
 (`LogConnection.listen`), the reader asks now and then.
@@ -14,11 +15,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from contextlib import suppress
 
 from counterpoise.backoff import Backoff
-from counterpoise.logs.builtin.connection import LogConnection, bigint_array, integer_array
+from counterpoise.logs.builtin.connection import (
+    LogConnection,
+    SentArray,
+    bigint_array,
+    integer_array,
+)
 from counterpoise.logs.errors import LogError, LogUnavailable
 from counterpoise.logs.port import Rest
 
@@ -30,7 +36,6 @@ SOON = Backoff(0.002, 0.2)
 # because another reader keeps what it would have to write.
 DEAF_SECONDS = 60.0
 LOCKED_SECONDS = 1.0
-_NOW = Rest(0.0)
 _NUMBER = re.compile(r"\b\d{1,9}\b", re.ASCII)
 
 _WATCH = "SELECT counterpoise_log.watch(%b, %b::integer[], %b::bigint[])"
@@ -41,96 +46,143 @@ _LOCKED = "55P03"
 
 
 class PostgresWatching:
-    """Of one reader of the log `name`."""
+    """Of one reader of the log `name`, whose positions have this `number`."""
 
     def __init__(
         self,
         connection: LogConnection,
         name: str,
+        number: Callable[[str], int],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection = connection
         self._name = name
+        self._number = number
         self._monotonic = monotonic
         # On which the present connection listens, if it is listening.
         self._channel: str | None = None
-        # Where it has said that it waits.
-        self._ends: Mapping[int, int] = {}
-        # How often it has looked at them, and when it does so again.
+        # Where it has said that it waits, and where it has looked after that.
+        self._said: Mapping[int, str] = {}
+        self._sure: Mapping[int, str] = {}
+        # How often it has looked at all of them, and when it does so again.
         self._looks = self._soon = 0
         self._look_at = 0.0
         self._not_before = 0.0
 
-    def watch(self, ends: Mapping[int, int]) -> Rest | None:
+    def watch(self, ends: Mapping[int, str]) -> Rest | None:
         """See `Log.watch`."""
         now = self._monotonic()
         if now < self._not_before:
             return None
         heard = self._connection.heard()
-        if heard is None or ends != self._ends:
-            return self._begin(ends)
-        descriptor, payloads = heard
-        if self._is_called(payloads):
-            return _NOW
-        if now < self._look_at:
-            return Rest(self._look_at - now, (descriptor,))
-        return self._look()
-
-    def _begin(self, ends: Mapping[int, int]) -> Rest | None:
-        self._ends, self._looks, self._soon = {}, 0, 0
-        if self._connection.heard() is None:
-            self._channel = None
+        if heard is None:
+            self._forget()
             if not self._connection.hears():
                 return self._never(DEAF_SECONDS)
-        asked = [self._name, integer_array([*ends]), bigint_array([*ends.values()])]
+        elif payloads := heard[1]:
+            called = self._called(payloads, ends.keys() - _others(ends, self._sure))
+            if called is None or called:
+                return _now(called)
+        if heard is not None and ends == self._sure and now < self._look_at:
+            return Rest(self._look_at - now, (heard[0],))
         try:
-            ((channel,),) = self._connection.query(_WATCH, asked, retry=False)
+            said = self._say(ends)
         except LogUnavailable as error:
             if getattr(error.__cause__, "sqlstate", None) == _LOCKED:
                 return self._never(LOCKED_SECONDS)
             raise
+        return self._look(ends, now, said)
+
+    def _say(self, ends: Mapping[int, str]) -> bool:
+        """Say where it waits, as far as that is new. Returns whether anything was."""
+        unsaid = _others(ends, self._said)
+        if not unsaid and self._channel is not None:
+            return False
+        asked = [self._name, *self._sent(unsaid)]
+        ((channel,),) = self._connection.query(_WATCH, asked, retry=False)
         if channel != self._channel:
+            self._forget()
             self._connection.listen(channel)
             self._channel = channel
-        self._ends = ends
-        return self._look(said=True)
+            if len(unsaid) < len(ends):
+                # The log was made again, and has not heard of the others.
+                return self._say(ends)
+        self._said = ends
+        return True
 
-    def _look(self, *, said: bool = False) -> Rest | None:
-        positions = bigint_array([*self._ends.values()])
-        asked = [self._name, self._channel, integer_array([*self._ends]), positions]
-        ((found,),) = self._connection.query(_STILL_WAITS, asked, retry=True)
+    def _look(self, ends: Mapping[int, str], now: float, said: bool) -> Rest | None:
+        """Look at those that are new, and now and then at all of them."""
+        unsure = _others(ends, self._sure)
+        places = ends if now >= self._look_at else unsure
+        found = "yes"
+        if places:
+            asked = [self._name, self._channel, *self._sent(places)]
+            ((found,),) = self._connection.query(_STILL_WAITS, asked, retry=True)
         heard = self._connection.heard()
-        if found == "moved" or heard is None:
-            self._ends = {}
-            return _NOW
+        if heard is None:
+            self._forget()
+            return _now(None)
+        descriptor, payloads = heard
+        called = self._called(payloads, ends)
         if found == "unsaid":
             # The server has crashed since, or a resize has made one of the partitions.
-            return self._never(LOCKED_SECONDS) if said else self._begin(self._ends)
-        descriptor, payloads = heard
-        if self._is_called(payloads):
-            return _NOW
+            self._said, self._sure = {}, {}
+            return self._never(LOCKED_SECONDS) if said else self._look(ends, now, self._say(ends))
+        if found == "moved":
+            if not said:
+                # A wake-up was lost, or the log was made again.
+                self._said, self._sure = {}, {}
+            return _now(None if called is None else called | places.keys())
         if found == "soon":
             self._soon += 1
             seconds = SOON.after(self._soon)
         else:
-            self._looks += 1
-            seconds = LOOK.after(self._looks)
-        self._look_at = self._monotonic() + seconds
+            self._sure, self._soon = ends, 0
+            self._looks = 0 if unsure else self._looks
+            if len(places) == len(ends):
+                self._looks += 1
+                self._look_at = now + LOOK.after(self._looks)
+            elif unsure:
+                self._look_at = min(self._look_at, now + LOOK.after(1))
+            seconds = self._look_at - now
+        if called is None or called:
+            return _now(called)
         return Rest(seconds, (descriptor,))
 
-    def _is_called(self, payloads: Sequence[str]) -> bool:
+    def _called(self, payloads: Sequence[str], watched: Container[int]) -> set[int] | None:
+        """Which of these partitions notifications name; None: perhaps any."""
         if "" in payloads:
-            # Perhaps a resize made a partition, of which nothing is said yet.
-            self._look_at = 0.0
-        return any(map(self._concerns, payloads))
+            # A resize may have made one of which nothing is said yet.
+            self._sure = {}
+            return None
+        named = (int(one) for payload in payloads for one in _NUMBER.findall(payload))
+        return {one for one in named if one in watched}
 
-    def _concerns(self, payload: str) -> bool:
-        """Whether a notification is of partitions that are watched, or of any."""
-        return not payload or any(int(one) in self._ends for one in _NUMBER.findall(payload))
+    def _sent(self, ends: Mapping[int, str]) -> tuple[SentArray, SentArray]:
+        numbers = [self._number(end) for end in ends.values()]
+        return integer_array([*ends]), bigint_array(numbers)
+
+    def _forget(self) -> None:
+        self._channel = None
+        self._said, self._sure = {}, {}
+        self._looks = self._soon = 0
+        self._look_at = 0.0
 
     def _never(self, seconds: float) -> Rest | None:
-        self._ends, self._not_before = {}, self._monotonic() + seconds
+        self._said, self._sure, self._not_before = {}, {}, self._monotonic() + seconds
         return None
+
+
+def _now(moved: Set[int] | None) -> Rest:
+    """There is something to read in these partitions; None: perhaps in any."""
+    return Rest(0.0, moved=None if moved is None else dict.fromkeys(moved))
+
+
+def _others(ends: Mapping[int, str], known: Mapping[int, str]) -> dict[int, str]:
+    """The ends that are not known."""
+    if ends == known:
+        return {}
+    return {one: end for one, end in ends.items() if known.get(one) != end}
 
 
 def wake(connection: LogConnection, name: str, partitions: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ from tests.log_support import append
 WAITS_SECONDS = 1.0
 # Only a broken log lets a test wait for so long.
 HANGS_SECONDS = 120
-NAME_PARTITIONS = ("a Kafka log", "a log in Redis")
+NAME_PARTITIONS = ("the built-in log", "a Kafka log", "a log in Redis")
 
 
 def rest_of(log, ends):

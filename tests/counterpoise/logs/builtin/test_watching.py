@@ -11,7 +11,13 @@ from counterpoise.logs.builtin import connection as connections
 from counterpoise.logs.builtin import log as logs
 from counterpoise.logs.builtin import watching
 from counterpoise.logs.builtin.log import PostgresLog
-from tests.counterpoise.logs.test_contract_watching import WAITS_SECONDS, is_woken, rest_of, waits
+from tests.counterpoise.logs.test_contract_watching import (
+    WAITS_SECONDS,
+    call_of,
+    is_woken,
+    rest_of,
+    waits,
+)
 from tests.databases import end_other_sessions
 from tests.log_support import append, asked_of, with_logs
 
@@ -167,7 +173,7 @@ def test_a_resize_between_what_a_reader_said_and_its_look_is_found(
     monkeypatch.setattr(log._connection, "listen", listen)
     rest = log.watch({5: "0"})
     assert rest is None or rest.seconds == 0  # it asks the log, and waits anew
-    assert log._watching._ends == {}
+    assert log._watching._sure == {}
 
 
 # ------------------------------------------------------------------ what it asks of the server
@@ -232,8 +238,29 @@ def test_a_reader_that_does_not_wait_keeps_few_of_the_wake_ups_of_others(
     # The same of a log that was made again.
     with_logs(log_url, lambda logs: logs.drop("builtin:flights"))
     with_logs(log_url, lambda logs: logs.ensure("builtin:flights", 4))
+    assert log.watch(ENDS).seconds == 0
     assert waits(log, {0: "0"})
     assert len(log._connection._connection._notify_handlers) == 1
+
+
+def test_a_reader_of_many_partitions_says_and_looks_at_the_one_that_was_read(
+    log, log_url, publisher, monkeypatch
+):
+    with_logs(log_url, lambda logs: logs.set_partition_count("builtin:flights", 1000))
+    ends = dict.fromkeys(range(1000), "0")
+    assert waits(log, ends)
+    named = []
+
+    def sent(numbers):
+        named.append([*numbers])
+        return connections.integer_array(numbers)
+
+    monkeypatch.setattr(watching, "integer_array", sent)
+    append(publisher, "a", partition=7, partition_count=1000)
+    assert call_of(log, ends).moved == {7: None}
+    assert waits(log, {**ends, 7: "1"})
+    # The publisher that wakes, what the reader says, and where it looks.
+    assert named == [[7], [7], [7]]
 
 
 def test_what_a_reader_writes_keeps_no_append_waiting(log, log_url, publisher):
