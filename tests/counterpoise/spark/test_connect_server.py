@@ -88,14 +88,13 @@ said = {}
 
 def attempt(name, call):
     # Again, where a process that Spark started was too late for its fixed limit (starting.py).
-    for _ in range(3):
+    text = NOT_CONNECTED
+    while NOT_CONNECTED in text:
         try:
             call()
             text = ""
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-        if NOT_CONNECTED not in text:
-            break
     said[name] = text
 
 
@@ -137,10 +136,10 @@ attempt("sink", lambda: started(messages, FencedSink.to_table("postgresql://loca
 attempt("drain", lambda: drain(started(messages)))
 attempt("on sigterm", lambda: drain_on_sigterm(spark))
 attempt("listener", lambda: QueueListener(spark))
-letters = load(queue="letters")
-attempt("in a function", lambda: started(letters, only_on_the_server).awaitTermination())
 for query in spark.streams.active:
     query.stop()
+letters = load(queue="letters")
+attempt("in a function", lambda: started(letters, only_on_the_server).awaitTermination())
 print(json.dumps(said))
 """
 

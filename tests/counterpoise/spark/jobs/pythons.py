@@ -30,6 +30,7 @@ from tests.forked import run, serve
 ROOT = Path(__file__).resolve().parents[4]
 FORKED = (
     "pyspark.daemon",
+    "pyspark.sql.connect.streaming.worker.foreach_batch_worker",
     "pyspark.sql.streaming.python_streaming_source_runner",
     "pyspark.sql.streaming.transform_with_state_driver_worker",
 )
