@@ -994,7 +994,7 @@ def mirror_to(page: Page, client: Client, group: str) -> None:
 def test_a_thousand_partitions_and_fifty_consumers_are_legible(
     page: Page, client: Client, service: Service, tmp_path: Path
 ) -> None:
-    client.create_queue("ticks", 1000, rebalance_delay=0, max_handoff_time=0)
+    client.create_queue("ticks", 1000, rebalance_delay=2, max_handoff_time=0)
     with ExitStack() as stack:
         for number in range(50):
             stack.enter_context(Flow("ticks", url=service.url, client_name=f"pricer-{number}"))

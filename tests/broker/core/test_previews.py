@@ -24,9 +24,9 @@ from tests.broker.core.world import World
 from tests.budgets import WHOLE, budget
 
 _EXAMPLES = os.environ.get("COUNTERPOISE_TEST_EXAMPLES")
-# Twenty states in each: 10,000 in a whole run, 400 in a short one.
+# Twenty states in each: 3,000 in a whole run, 400 in a short one.
 PROFILE = settings(
-    max_examples=int(_EXAMPLES or (budget(250) if budget(WHOLE) == WHOLE else 20)),
+    max_examples=int(_EXAMPLES or (budget(150) if budget(WHOLE) == WHOLE else 20)),
     derandomize=_EXAMPLES is None,
     database=None,
     deadline=None,

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from counterpoise.spark.version import has_read_limits
 from tests.architecture.structure import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("programs 1")]
@@ -28,7 +29,8 @@ PLAYED = {
     "situations": [f"{HERE}/test_situations.py::test_what_every_sink_has_in_every_situation"],
     "kills": [
         f"{KILLS}::test_killed_at_every_step_and_restarted_at_once",
-        f"{KILLS}::test_in_a_lake_killed_at_every_step_and_stuck_before_a_commit",
+        # Lakes write the same batches of Arrow, which differ by version.
+        f"{KILLS}::test_in_a_lake_killed_at_every_step_and_stuck_before_a_commit[iceberg]",
     ],
 }
 VERSIONS = ("4.0", "4.1", "4.2", "4.3")
@@ -41,8 +43,14 @@ QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception")
 
 @pytest.mark.timeout(2400)
 @pytest.mark.matrix(of="versions of PySpark")
-@pytest.mark.parametrize("version", VERSIONS[:-1])
-@pytest.mark.parametrize("what", PLAYED)
+@pytest.mark.parametrize(
+    ("what", "version"),
+    [
+        *(("situations", version) for version in VERSIONS[:-1]),
+        # Spark drives sources in another way than on the newest one (`version.has_read_limits`).
+        *(("kills", version) for version in VERSIONS if not has_read_limits(version)),
+    ],
+)
 def test_applications_come_go_and_are_killed(what: str, version: str, tmp_path: Path) -> None:
     spark = Path(sys.prefix, f"spark-{version}")
     run(os.environ, "deploy/environment.py", sys.prefix, spark.name)
