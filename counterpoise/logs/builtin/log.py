@@ -184,7 +184,7 @@ class PostgresLog(NumberedLog):
         return bounds_of(partitions, rows)
 
     def watch(self, ends: Mapping[int, str]) -> Rest | None:
-        return self._watching.watch(ends)
+        return self._watching.watch({**ends})
 
     def ages(self, positions: Mapping[int, str]) -> Mapping[int, float]:
         numbers = [self.number(position) for position in positions.values()]

@@ -79,12 +79,13 @@ class PostgresWatching:
             self._forget()
             if not self._connection.hears():
                 return self._never(DEAF_SECONDS)
-        elif payloads := heard[1]:
-            called = self._called(payloads, ends.keys() - _others(ends, self._sure))
+        else:
+            descriptor, payloads = heard
+            called = _called(payloads, ends.keys() - _others(ends, self._sure))
             if called is None or called:
-                return _now(called)
-        if heard is not None and ends == self._sure and now < self._look_at:
-            return Rest(self._look_at - now, (heard[0],))
+                return self._now(called)
+            if ends == self._sure and now < self._look_at:
+                return Rest(self._look_at - now, (descriptor,))
         try:
             said = self._say(ends)
         except LogUnavailable as error:
@@ -121,9 +122,9 @@ class PostgresWatching:
         heard = self._connection.heard()
         if heard is None:
             self._forget()
-            return _now(None)
+            return self._now(None)
         descriptor, payloads = heard
-        called = self._called(payloads, ends)
+        called = _called(payloads, ends)
         if found == "unsaid":
             # The server has crashed since, or a resize has made one of the partitions.
             self._said, self._sure = {}, {}
@@ -132,7 +133,7 @@ class PostgresWatching:
             if not said:
                 # A wake-up was lost, or the log was made again.
                 self._said, self._sure = {}, {}
-            return _now(None if called is None else called | places.keys())
+            return self._now(None if called is None else called | places.keys())
         if found == "soon":
             self._soon += 1
             seconds = SOON.after(self._soon)
@@ -146,17 +147,16 @@ class PostgresWatching:
                 self._look_at = min(self._look_at, now + LOOK.after(1))
             seconds = self._look_at - now
         if called is None or called:
-            return _now(called)
+            return self._now(called)
         return Rest(seconds, (descriptor,))
 
-    def _called(self, payloads: Sequence[str], watched: Container[int]) -> set[int] | None:
-        """Which of these partitions notifications name; None: perhaps any."""
-        if "" in payloads:
+    def _now(self, moved: Set[int] | None) -> Rest:
+        """There is something to read in these partitions; None: perhaps in any."""
+        if moved is None:
             # A resize may have made one of which nothing is said yet.
             self._sure = {}
-            return None
-        named = (int(one) for payload in payloads for one in _NUMBER.findall(payload))
-        return {one for one in named if one in watched}
+            return Rest(0.0)
+        return Rest(0.0, moved=dict.fromkeys(moved))
 
     def _sent(self, ends: Mapping[int, str]) -> tuple[SentArray, SentArray]:
         numbers = [self._number(end) for end in ends.values()]
@@ -173,9 +173,12 @@ class PostgresWatching:
         return None
 
 
-def _now(moved: Set[int] | None) -> Rest:
-    """There is something to read in these partitions; None: perhaps in any."""
-    return Rest(0.0, moved=None if moved is None else dict.fromkeys(moved))
+def _called(payloads: Sequence[str], watched: Container[int]) -> set[int] | None:
+    """Which of these partitions notifications name; None: perhaps any."""
+    if "" in payloads:
+        return None
+    named = (int(one) for payload in payloads for one in _NUMBER.findall(payload))
+    return {one for one in named if one in watched}
 
 
 def _others(ends: Mapping[int, str], known: Mapping[int, str]) -> dict[int, str]:

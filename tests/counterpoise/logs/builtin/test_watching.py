@@ -176,6 +176,23 @@ def test_a_resize_between_what_a_reader_said_and_its_look_is_found(
     assert log._watching._sure == {}
 
 
+def test_a_resize_right_after_its_look_is_found(log, log_url, publisher, monkeypatch):
+    def looked(statement, *parameters, **more):
+        rows = query(statement, *parameters, **more)
+        if statement == watching._STILL_WAITS and not resized:
+            resized.append(True)
+            with_logs(log_url, lambda logs: logs.set_partition_count("builtin:flights", 8))
+            assert select.select([log._connection._connection.fileno()], [], [], 60)[0]
+        return rows
+
+    ends, resized, query = {0: "0", 5: "0"}, [], log._connection.query
+    monkeypatch.setattr(log._connection, "query", looked)
+    assert log.watch(ends).seconds == 0
+    assert waits(log, ends)
+    append(publisher, "a", partition=5, partition_count=8)
+    assert is_woken(log, ends)
+
+
 # ------------------------------------------------------------------ what it asks of the server
 
 
