@@ -5,8 +5,8 @@ them from a file instead (class data sharing, JEP 310 and 350). Making the file 
 few starts, so the long tests use it, which start a hundred: `make test-long` runs this module once.
 
 The result is a directory for `JAVA_HOME` (`tests/conftest.py` sets it, where the directory exists)
-whose `bin/java` runs the real one with the archive. Where the archive does not fit (executors of a
-cluster, other jars), Java silently goes without.
+whose `bin/java` runs the real one with the archive where that fits: with the jars of this PySpark.
+With others Java would also go without the archive of its own classes.
 """
 
 from __future__ import annotations
@@ -53,8 +53,14 @@ def make() -> None:
         ):
             subprocess.run([*run, *action], check=True, stderr=subprocess.DEVNULL)
     script = HOME / "bin" / "java"
-    options = f"-XX:SharedArchiveFile={shlex.quote(str(ARCHIVE))} {QUIET}"
-    script.write_text(f'#!/bin/sh\nexec {shlex.quote(str(program))} {options} "$@"\n')
+    start = f"exec {shlex.quote(str(program))} {QUIET}"
+    archive = f"-XX:SharedArchiveFile={shlex.quote(str(ARCHIVE))}"
+    # Directories are not in the archive, and clusters have another one in front.
+    jars = Path(class_path.split(":")[1]).parent
+    fits = f"*:{shlex.quote(str(jars))}/*"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in {fits}) {start} {archive} "$@" ;; esac\n{start} "$@"\n'
+    )
     script.chmod(0o755)
     unfinished.replace(ARCHIVE)
 
