@@ -88,7 +88,7 @@ def found() -> set[str]:
         path.relative_to(ROOT).as_posix()
         for room in ROOMS
         for path in (ROOT / room).rglob("*.py")
-        if "demo" not in path.parts and any(clocks(tree_of(path)))
+        if "demo" not in path.relative_to(ROOT).parts and any(clocks(tree_of(path)))
     }
 
 
