@@ -9,9 +9,8 @@ silently) and never pile up (`coalesce`).
 **The host's clock may be set.** The event loop's clock does not notice. APScheduler has its jobs'
 times by the host's: set back by an hour, it would not sweep for an hour, also with interval jobs.
 But it leaves to its job store which jobs are due, and it sleeps by the event loop's clock. So a
-store keeps when each job is due by that clock (`LoopTimeStore`). There are date jobs alone:
-APScheduler skips the run of an interval job that is due while the last one is under way, and the
-sweep would come half as often.
+store keeps when each job is due by that clock (`LoopTimeStore`). There are date jobs alone: a job
+only begins a call, and the next one is set when that has ended, so no two run at a time.
 """
 
 from __future__ import annotations
