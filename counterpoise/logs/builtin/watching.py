@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Container, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 
 from counterpoise.backoff import Backoff
@@ -81,18 +81,22 @@ class PostgresWatching:
                 return self._never(DEAF_SECONDS)
         else:
             descriptor, payloads = heard
-            called = _called(payloads, ends.keys() - _others(ends, self._sure))
-            if called is None or called:
+            named = _named(payloads)
+            if named is None:
+                return self._now(None)
+            # It looks at the others anyway.
+            sure = self._sure
+            called = {one for one in named if one in sure and sure[one] == ends.get(one)}
+            if called:
                 return self._now(called)
-            if ends == self._sure and now < self._look_at:
+            if ends == sure and now < self._look_at:
                 return Rest(self._look_at - now, (descriptor,))
         try:
-            said = self._say(ends)
+            return self._look(ends, now, self._say(ends))
         except LogUnavailable as error:
             if getattr(error.__cause__, "sqlstate", None) == _LOCKED:
                 return self._never(LOCKED_SECONDS)
             raise
-        return self._look(ends, now, said)
 
     def _say(self, ends: Mapping[int, str]) -> bool:
         """Say where it waits, as far as that is new. Returns whether anything was."""
@@ -124,15 +128,16 @@ class PostgresWatching:
             self._forget()
             return self._now(None)
         descriptor, payloads = heard
-        called = _called(payloads, ends)
+        named = _named(payloads)
+        called = None if named is None else named & ends.keys()
         if found == "unsaid":
             # The server has crashed since, or a resize has made one of the partitions.
             self._said, self._sure = {}, {}
             return self._never(LOCKED_SECONDS) if said else self._look(ends, now, self._say(ends))
         if found == "moved":
-            if not said:
-                # A wake-up was lost, or the log was made again.
-                self._said, self._sure = {}, {}
+            # If the log was made again, what was said there is forgotten.
+            self._said = {one: end for one, end in self._said.items() if one not in places}
+            self._sure = {one: end for one, end in self._sure.items() if one not in places}
             return self._now(None if called is None else called | places.keys())
         if found == "soon":
             self._soon += 1
@@ -173,12 +178,11 @@ class PostgresWatching:
         return None
 
 
-def _called(payloads: Sequence[str], watched: Container[int]) -> set[int] | None:
-    """Which of these partitions notifications name; None: perhaps any."""
+def _named(payloads: Sequence[str]) -> set[int] | None:
+    """The partitions that notifications name; None: perhaps any."""
     if "" in payloads:
         return None
-    named = (int(one) for payload in payloads for one in _NUMBER.findall(payload))
-    return {one for one in named if one in watched}
+    return {int(one) for payload in payloads for one in _NUMBER.findall(payload)}
 
 
 def _others(ends: Mapping[int, str], known: Mapping[int, str]) -> dict[int, str]:

@@ -121,6 +121,17 @@ def test_a_crash_of_the_server_forgets_who_waits(log, other, clock, publisher):
     assert is_woken(log, ENDS)
 
 
+def test_a_reader_asks_now_and_then_while_another_keeps_what_a_crash_made_it_say_again(
+    log, log_url, other, clock
+):
+    assert waits(log, ENDS)
+    other.execute("TRUNCATE counterpoise_log.watches")
+    with psycopg.connect(log_url) as blocking:
+        blocking.execute("SELECT counterpoise_log.watch('flights', '{0}', '{0}')")
+        clock(watching.LOOK.longest_seconds)
+        assert log.watch(ENDS) is None
+
+
 def test_a_reader_whose_connection_was_lost_listens_anew(log, log_url, publisher):
     descriptors = rest_of(log, ENDS).descriptors
     end_other_sessions(log_url)
@@ -260,24 +271,45 @@ def test_a_reader_that_does_not_wait_keeps_few_of_the_wake_ups_of_others(
     assert len(log._connection._connection._notify_handlers) == 1
 
 
+@pytest.fixture
+def named(monkeypatch):
+    """The partitions that each statement names, of readers and of publishers that wake them."""
+
+    def sent(numbers):
+        found.append([*numbers])
+        return connections.integer_array(numbers)
+
+    found: list[list[int]] = []
+    monkeypatch.setattr(watching, "integer_array", sent)
+    return found
+
+
 def test_a_reader_of_many_partitions_says_and_looks_at_the_one_that_was_read(
-    log, log_url, publisher, monkeypatch
+    log, log_url, publisher, named
 ):
     with_logs(log_url, lambda logs: logs.set_partition_count("builtin:flights", 1000))
     ends = dict.fromkeys(range(1000), "0")
     assert waits(log, ends)
-    named = []
-
-    def sent(numbers):
-        named.append([*numbers])
-        return connections.integer_array(numbers)
-
-    monkeypatch.setattr(watching, "integer_array", sent)
+    named.clear()
     append(publisher, "a", partition=7, partition_count=1000)
     assert call_of(log, ends).moved == {7: None}
     assert waits(log, {**ends, 7: "1"})
     # The publisher that wakes, what the reader says, and where it looks.
     assert named == [[7], [7], [7]]
+
+
+def test_so_it_does_when_it_finds_an_append_that_is_about_to_end(log, log_url, publisher, named):
+    assert waits(log, dict.fromkeys(range(4), "0"))
+    append(publisher, "a", partition=0)
+    ends = {**dict.fromkeys(range(4), "0"), 0: "1"}
+    named.clear()
+    with psycopg.connect(log_url) as appending:
+        appending.execute(OPEN_APPEND, [1])
+        assert call_of(log, {**ends, 0: "0"}).moved == {0: None}
+        assert log.watch(ends).seconds < WAITS_SECONDS
+    assert rest_of(log, ends).moved == {0: None}  # and no `wake`
+    assert waits(log, {**ends, 0: "2"})
+    assert {*map(tuple, named)} == {(0,)}
 
 
 def test_what_a_reader_writes_keeps_no_append_waiting(log, log_url, publisher):
