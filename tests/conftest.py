@@ -22,11 +22,13 @@ import inspect
 import logging
 import re
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+import structlog
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 from xdist.workermanage import WorkerController
@@ -52,6 +54,10 @@ _default.connect = _default.read = _default.write = _default.pool = ANSWER_SECON
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 archive.use()
+
+# A service in a test's process logs whenever it has something to say, also while a command beside
+# it prints: sys.stdout and sys.stderr are then those of the command.
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
 
 # The collected tests are many objects that live as long as the process. Python's collector would go
 # through all of them again and again: that was an eighth of the processor time of the tests.
