@@ -76,7 +76,7 @@ test: layer-test | tests/__pycache__ ## the short tests, lint among them
 # The long tests start a hundred Sparks: with this file each starts in half the time.
 CLASSES := $(VENV)/java-for-tests/spark.jsa
 $(CLASSES): | layer-test
-	@echo "==> $@: the classes of Spark (once, a minute)"
+	@echo "==> $@: the classes of Spark (once, half a minute)"
 	@$(BIN)/python -m tests.counterpoise.spark.archive
 
 .PHONY: classes

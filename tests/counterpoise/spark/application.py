@@ -262,10 +262,7 @@ def text(path: Path) -> str:
 def on_a_cluster(home: Path) -> Setup:
     """For an application whose executors are processes of their own."""
     # Workers write their directories into Spark's home, so it has one of its own.
-    own = home / "spark-home"
-    if not own.exists():
-        spark_home(own)
-    return Setup(CLUSTER, environment={"SPARK_HOME": str(own)})
+    return Setup(CLUSTER, environment={"SPARK_HOME": str(spark_home(home))})
 
 
 def run(spark: SparkSession, settings: Mapping[str, Any], control: Control) -> None:

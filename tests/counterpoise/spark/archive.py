@@ -5,21 +5,24 @@ them from a file instead (class data sharing, JEP 310 and 350). Making the file 
 few starts, so the long tests use it, which start a hundred: `make test-long` runs this module once.
 
 The result is a directory for `JAVA_HOME` (`tests/conftest.py` sets it, where the directory exists)
-whose `bin/java` runs the real one with the archive where that fits: with the jars of this PySpark.
-With others Java would also go without the archive of its own classes.
+whose `bin/java` runs the real one with the archive where that fits: with the jars of this PySpark,
+also by way of a home of Spark (`small.spark_home`). With others Java would also go without the
+archive of its own classes.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.counterpoise.spark.small import SMALL_JAVA
-from tests.processes import descendants
+from tests.counterpoise.spark.small import SMALL_JAVA, SPARK_HOME
+from tests.counterpoise.spark.waiting import until
+from tests.processes import descendants, find
 
 HOME = Path(sys.prefix, "java-for-tests")
 ARCHIVE = HOME / "spark.jsa"
@@ -43,21 +46,16 @@ def make() -> None:
     unfinished = ARCHIVE.with_suffix(".new")
     (HOME / "bin").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
-        classes = Path(directory, "classes")
-        class_path = _note_classes(Path(directory, "driver"), classes)
-        run = [str(program), *SMALL_JAVA.split(), "-cp", class_path, *QUIET.split()]
-        run.append(f"-XX:SharedArchiveFile={unfinished}")
-        for action in (
-            ["-Xshare:dump", f"-XX:SharedClassListFile={classes}"],
-            ["-Xshare:on", "-version"],
-        ):
-            subprocess.run([*run, *action], check=True, stderr=subprocess.DEVNULL)
+        class_path = _note_classes(Path(directory, "driver"), unfinished)
+    share = [f"-XX:SharedArchiveFile={unfinished}", "-Xshare:on", "-version"]
+    used = [str(program), *SMALL_JAVA.split(), "-cp", class_path, *QUIET.split(), *share]
+    subprocess.run(used, check=True, stderr=subprocess.DEVNULL)
     script = HOME / "bin" / "java"
     start = f"exec {shlex.quote(str(program))} {QUIET}"
     archive = f"-XX:SharedArchiveFile={shlex.quote(str(ARCHIVE))}"
-    # Directories are not in the archive, and clusters have another one in front.
+    # Java compares the files, not their paths.
     jars = Path(class_path.split(":")[1]).parent
-    fits = f"*:{shlex.quote(str(jars))}/*"
+    fits = f"*:{shlex.quote(str(jars))}/*|*/{SPARK_HOME}/jars/*"
     script.write_text(
         f'#!/bin/sh\ncase "$*" in {fits}) {start} {archive} "$@" ;; esac\n{start} "$@"\n'
     )
@@ -65,18 +63,20 @@ def make() -> None:
     unfinished.replace(ARCHIVE)
 
 
-def _note_classes(directory: Path, classes: Path) -> str:
-    """Let Java list the classes that a driver has needed when it is warm. Returns its class path,
-    which must be the same whenever the archive is used.
+def _note_classes(directory: Path, archive: Path) -> str:
+    """Let a warm driver's Java archive its classes when it ends. Returns its class path, with which
+    the archive fits.
     """
     from tests.counterpoise.spark.jobs.drivers import Driver, Setup
 
-    java = f"{SMALL_JAVA} -XX:DumpLoadedClassList={classes}"
+    java = f"{SMALL_JAVA} {QUIET} -XX:ArchiveClassesAtExit={archive}"
     driver = Driver(directory, Setup(config={"spark__driver__extraJavaOptions": java}))
     try:
         driver.until_warm()
-        (jvm,) = [one.pid for one in descendants(driver.pid) if one.name == "java"]
-        command = Path(f"/proc/{jvm}/cmdline").read_text().split("\0")
+        (jvm,) = [one for one in descendants(driver.pid) if one.name == "java"]
+        command = Path(f"/proc/{jvm.pid}/cmdline").read_text().split("\0")
+        os.kill(jvm.pid, signal.SIGTERM)
+        until(lambda: find(jvm.pid) is None, "Java has ended")
     finally:
         driver.kill()
     return command[command.index("-cp") + 1]

@@ -11,6 +11,7 @@ LOCAL = "local[2]"
 # Two executors with a JVM and a core each; tasks reach them over the network as on any cluster.
 CLUSTER = "local-cluster[2,1,1024]"
 SMALL_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+SPARK_HOME = "spark-home"
 POLLING_DELAY = "100ms"
 # A micro-batch takes half as long with it.
 CHECKPOINT_MANAGER = (
@@ -49,12 +50,15 @@ def with_small_java() -> dict[str, str]:
     return {**os.environ, "PYSPARK_SUBMIT_ARGS": f"{conf} pyspark-shell"}
 
 
-def spark_home(directory: Path) -> Path:
-    """A home of Spark in which PySpark's archives are directories.
+def spark_home(parent: Path) -> Path:
+    """A home of Spark in which PySpark's archives are directories; made there if it is not yet.
 
     What Spark's processes import from an archive, each of them compiles anew. That takes longer
     than all else that a short-lived one does.
     """
+    directory = parent / SPARK_HOME
+    if directory.exists():
+        return directory
     directory.mkdir()
     real = Path(pyspark.__file__).parent
     for part in real.iterdir():

@@ -44,13 +44,10 @@ def submit_environment(home: Path, java: Path | None = None) -> dict[str, str]:
     """For Spark's commands: a home of Spark in `home`, made if needed, and no setting of ours."""
     java = java or ensure_java()
     assert java is not None
-    own_spark = home / "spark-home"
-    if not own_spark.exists():
-        spark_home(own_spark)
     environment = {k: v for k, v in os.environ.items() if "COUNTERPOISE" not in k}
     return environment | {
         "JAVA_HOME": str(java),
-        "SPARK_HOME": str(own_spark),
+        "SPARK_HOME": str(spark_home(home)),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
         "TMPDIR": str(home),

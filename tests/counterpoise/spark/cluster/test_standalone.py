@@ -1,7 +1,7 @@
 """Applications on a real standalone cluster: a master and two workers, Spark's own processes.
 
-The cluster and its executors run on the Java that `counterpoise java-home` prints, and the first
-driver. The other drivers run on the Java of all tests, which starts in half the time.
+The cluster runs on the Java that `counterpoise java-home` prints, and with it the first application
+with its executors. The others run on the Java of all tests, which starts in half the time.
 """
 
 from __future__ import annotations
@@ -62,6 +62,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
         yield cluster
 
 
+def on_usual_java() -> tuple[dict[str, str], dict[str, str]]:
+    """Settings for the executors, and the environment of the driver."""
+    java = str(ensure_java())
+    return {"spark__executorEnv__JAVA_HOME": java}, {"JAVA_HOME": java}
+
+
 def submitted(
     cluster: Standalone,
     home: Path,
@@ -103,8 +109,8 @@ def test_a_second_attempt_of_a_slow_task_writes_nothing_again_as_executors_come_
     (home / "database").write_text(database_url)
     with psycopg.connect(database_url) as connection:
         connection.execute("CREATE TABLE events (value text)")
-    config = {**DYNAMIC, **SPECULATION}
-    java = {"JAVA_HOME": str(ensure_java())}
+    for_executors, java = on_usual_java()
+    config = {**DYNAMIC, **SPECULATION, **for_executors}
     one = submitted(cluster, home, service.url, config, speculating.PROGRAM, **java)
     published: Counter[str] = Counter()
 
@@ -152,7 +158,7 @@ def test_applications_share_a_queue_as_executors_come_and_go(
     """Without executors an application takes no partition; a drain on SIGTERM loses nothing."""
     client.create_queue("flights", 4, rebalance_delay=0, max_handoff_time=600)
     publish(service, "flights", 40)
-    java = {"JAVA_HOME": str(ensure_java())}
+    for_executors, java = on_usual_java()
 
     def owners() -> list[int]:
         return sorted(flow.partitions for flow in client.flows("flights"))
@@ -164,7 +170,9 @@ def test_applications_share_a_queue_as_executors_come_and_go(
     with submitted(cluster, tmp_path / "greedy", service.url).watched() as greedy:
         until(lambda: done() == 40 or greedy.over(), "the first application works")
         assert cluster.cores_of_applications() == [WORKERS], greedy.said()
-        second = submitted(cluster, tmp_path / "dynamic", service.url, DYNAMIC, **java)
+        second = submitted(
+            cluster, tmp_path / "dynamic", service.url, {**DYNAMIC, **for_executors}, **java
+        )
         with second.watched() as dynamic:
             until(lambda: STARVED in dynamic.said() or dynamic.over(), "the second starves")
             publish(service, "flights", 40, first=40)
@@ -176,7 +184,7 @@ def test_applications_share_a_queue_as_executors_come_and_go(
             publish(service, "flights", 40, first=80)
             until(lambda: done() == 120, "the second application works")
             until(lambda: cluster.cores_of_applications() == [0], "it returns its executors")
-            few = {"spark__cores__max": "1"}
+            few = {"spark__cores__max": "1", **for_executors}
             third = submitted(cluster, tmp_path / "modest", service.url, few, **java)
             with third.watched() as modest:
                 until(lambda: owners() == [2, 2] or modest.over(), "they share")
