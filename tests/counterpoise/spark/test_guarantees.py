@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.counterpoise.spark.test_versions import HERE as SPARK
-from tests.counterpoise.spark.test_versions import PLAYED, VERSIONS
+from tests.counterpoise.spark.test_versions import KILLS, VERSIONS
+from tests.counterpoise.spark.test_versions import SITUATIONS as ON_EACH
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[2] / "docs" / "spark.md"
@@ -149,7 +150,7 @@ TABLE: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
 
 def played_on(cells: tuple[tuple[str, ...], ...]) -> str:
     """The versions of PySpark on which tests of all cells are played."""
-    played = {test.removeprefix(f"{SPARK}/") for of in PLAYED.values() for test in of}
+    played = {test.removeprefix(f"{SPARK}/") for test in (*ON_EACH, *KILLS)}
     newest = VERSIONS[-1]
     return f"{VERSIONS[0]} to {newest}" if all(played & {*tests} for _, *tests in cells) else newest
 

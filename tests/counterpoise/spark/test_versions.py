@@ -24,15 +24,12 @@ from tests.architecture.structure import ROOT
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("programs 1")]
 
 HERE = "tests/counterpoise/spark"
-KILLS = f"{HERE}/sink/test_kills.py"
-PLAYED = {
-    "situations": [f"{HERE}/test_situations.py::test_what_every_sink_has_in_every_situation"],
-    "kills": [
-        f"{KILLS}::test_killed_at_every_step_and_restarted_at_once",
-        # Lakes write the same batches of Arrow, which differ by version.
-        f"{KILLS}::test_in_a_lake_killed_at_every_step_and_stuck_before_a_commit[iceberg]",
-    ],
-}
+SITUATIONS = (f"{HERE}/test_situations.py::test_what_every_sink_has_in_every_situation",)
+KILLS = (
+    f"{HERE}/sink/test_kills.py::test_killed_at_every_step_and_restarted_at_once",
+    # Lakes write the same batches of Arrow, which differ by version.
+    f"{HERE}/sink/test_kills.py::test_in_a_lake_killed_at_every_step_and_stuck_before_a_commit[iceberg]",
+)
 VERSIONS = ("4.0", "4.1", "4.2", "4.3")
 """The last one is that of all tests."""
 # These have no archive of their classes (archive.py); to verify 15,000 of them takes long.
@@ -43,15 +40,8 @@ QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception")
 
 @pytest.mark.timeout(2400)
 @pytest.mark.matrix(of="versions of PySpark")
-@pytest.mark.parametrize(
-    ("what", "version"),
-    [
-        *(("situations", version) for version in VERSIONS[:-1]),
-        # Spark drives sources in another way than on the newest one (`version.has_read_limits`).
-        *(("kills", version) for version in VERSIONS if not has_read_limits(version)),
-    ],
-)
-def test_applications_come_go_and_are_killed(what: str, version: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", VERSIONS[:-1])
+def test_applications_come_go_and_are_killed(version: str, tmp_path: Path) -> None:
     spark = Path(sys.prefix, f"spark-{version}")
     run(os.environ, "deploy/environment.py", sys.prefix, spark.name)
     path = f"{spark}{os.pathsep}{ROOT}"
@@ -61,10 +51,12 @@ def test_applications_come_go_and_are_killed(what: str, version: str, tmp_path: 
     assert found.startswith(f"{spark}/pyspark/__init__.py {version}.")
     check_requirements(spark)
     home = f"--basetemp={tmp_path / 'tests'}"
-    played = run(environment, "-m", "pytest", *QUIET, home, *PLAYED[what])
+    # The newest one drives sources as those with read limits do.
+    tests = SITUATIONS if has_read_limits(version) else (*SITUATIONS, *KILLS)
+    played = run(environment, "-m", "pytest", *QUIET, home, *tests)
     passed = re.search(r"^(\d+) passed in", played, re.MULTILINE)
     assert passed
-    assert int(passed[1]) >= len(PLAYED[what])
+    assert int(passed[1]) >= len(tests)
 
 
 def check_requirements(spark: Path) -> None:
