@@ -169,23 +169,7 @@ class MemoryServer:
         has bound (it sent a `binder`) or not, renews its lease meanwhile.
         """
 
-        def pass_time() -> None:
-            end = self._loop.now + seconds
-            while True:
-                alive = {
-                    id: flow.values.lease_seconds
-                    for id, flow in self.database.flows.items()
-                    if renews(id, flow.values.binder is not None)
-                }
-                self.database.renew(list(alive))
-                shortest = min(alive.values(), default=seconds)
-                step = max(0.01, shortest / RENEWALS_A_LEASE)
-                if self._loop.now + step >= end:
-                    break
-                self._loop.run_until(self._loop.now + step)
-            self._loop.run_until(end)
-
-        self._call(pass_time)
+        self._call(lambda: self._pass_time(seconds, renews))
 
     def expire(self, flow_ids: Sequence[str], renews: Callable[[str, bool], bool]) -> None:
         """The leases of these flows end now, and the service notices."""
@@ -197,11 +181,31 @@ class MemoryServer:
             for flow_id in flow_ids:
                 if flow_id in self.database.flows:
                     self.database.flows[flow_id].lease_expires_at = self.now()
+            # In the same turn: a poll that came before the service notices would renew the lease.
+            self._pass_time(
+                SWEEP_SECONDS, lambda id, binder: id not in flow_ids and renews(id, binder)
+            )
 
         self._call(end_leases)
-        self.advance(SWEEP_SECONDS, lambda id, binder: id not in flow_ids and renews(id, binder))
 
     # -------------------------------------------------------------- the thread
+
+    def _pass_time(self, seconds: float, renews: Callable[[str, bool], bool]) -> None:
+        """`advance`, in one turn of the thread."""
+        end = self._loop.now + seconds
+        while True:
+            alive = {
+                id: flow.values.lease_seconds
+                for id, flow in self.database.flows.items()
+                if renews(id, flow.values.binder is not None)
+            }
+            self.database.renew(list(alive))
+            shortest = min(alive.values(), default=seconds)
+            step = max(0.01, shortest / RENEWALS_A_LEASE)
+            if self._loop.now + step >= end:
+                break
+            self._loop.run_until(self._loop.now + step)
+        self._loop.run_until(end)
 
     def _call(self, work: Callable[[], T]) -> T:
         """Do it on the thread, between two requests, and wait for it."""

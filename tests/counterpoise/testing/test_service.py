@@ -1,6 +1,7 @@
 """What `counterpoise.testing` promises to those who test their own consumers with it."""
 
 import asyncio
+import contextlib
 import math
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from counterpoise import AsyncClient, AsyncFlow, Client, Consumer, Flow, Publisher
 from counterpoise.consumer import Retry
-from counterpoise.errors import Invalid, ServiceUnavailable, Unreachable
+from counterpoise.errors import FlowGone, Invalid, ServiceUnavailable, Unreachable
 from counterpoise.logs import Message, open_log
 from counterpoise.logs.memory import MemoryLog
 from counterpoise.testing import Killed, MemoryService
@@ -208,6 +209,27 @@ def test_a_flow_whose_lease_runs_out_binds_again(service):
         service.expire(flow)
         service.wait_until(lambda: flow.flow_id not in (None, before))
         service.wait_until(lambda: len(flow.partitions) == 4)
+
+
+def test_no_poll_renews_a_lease_that_runs_out(service):
+    for _ in range(20):
+        bound = service.client.bind("orders", "polls")
+        polls = threading.Event()
+
+        def poll(bound=bound, polls=polls):
+            with contextlib.suppress(FlowGone):
+                while True:
+                    service.client.poll(
+                        "orders", bound.flow_id, bound.flow_token, after=2**31, wait_seconds=0
+                    )
+                    polls.set()
+
+        thread = threading.Thread(target=poll, daemon=True)
+        thread.start()
+        assert polls.wait(60)
+        service.expire(bound.flow_id)
+        assert not [*service.client.flows("orders")]
+        thread.join(60)
 
 
 async def test_an_asyncio_flow_works_and_can_be_killed(service):
