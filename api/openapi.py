@@ -6,7 +6,7 @@ equals the document that the application serves.
 
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -193,20 +193,21 @@ def _restore_whole_numbers(part: Any) -> None:
 
 
 def _share_parameters(api: dict[str, Any]) -> None:
-    """Write a parameter that several calls share only once."""
+    """Write a parameter that several calls share only once: of each name the most usual one."""
     operations = [operation for path in api["paths"].values() for operation in path.values()]
-    times: Counter[str] = Counter()
+    times: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for parameter in (each for operation in operations for each in operation.get("parameters", ())):
         parameter["schema"].pop("title", None)
         parameter["schema"].pop("description", None)
-        times[_fingerprint(parameter)] += 1
+        times[parameter["name"]][_fingerprint(parameter)] += 1
     shared = api["components"]["parameters"] = {}
     for operation in operations:
         for index, parameter in enumerate(operation.get("parameters", ())):
-            if times[_fingerprint(parameter)] > 1:
-                shared[parameter["name"]] = parameter
-                reference = {"$ref": f"#/components/parameters/{parameter['name']}"}
-                operation["parameters"][index] = reference
+            name = parameter["name"]
+            ((usual, count),) = times[name].most_common(1)
+            if count > 1 and usual == _fingerprint(parameter):
+                shared[name] = parameter
+                operation["parameters"][index] = {"$ref": f"#/components/parameters/{name}"}
 
 
 def _fingerprint(parameter: dict[str, Any]) -> str:

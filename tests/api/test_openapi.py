@@ -11,6 +11,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
+from api import openapi
 from api.openapi import all_routes, document, to_yaml
 from api.routing import Route
 from api.security import Also
@@ -173,3 +174,17 @@ def test_every_example_is_valid(served: dict[str, Any]) -> None:
             Draft202012Validator(complete).validate(example["value"])
             count += 1
     assert count > 20
+
+
+def test_what_calls_share_is_as_each_of_them_has_it(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openapi, "_share_parameters", lambda api: None)
+    shared = served["components"]["parameters"]
+    shown = dict(operations(served))
+    for name, operation in operations(document(all_routes())):
+        for place, own in enumerate(operation.get("parameters", ())):
+            one = shown[name]["parameters"][place]
+            one = shared[one["$ref"].rpartition("/")[2]] if "$ref" in one else one
+            defaults = [each["schema"].get("default") for each in (one, own)]
+            assert (one["name"], defaults[0]) == (own["name"], defaults[1]), name
